@@ -1,0 +1,58 @@
+# Targets are documented by the comment after them; `make` alone lists them.
+
+GO       ?= go
+FUZZTIME ?= 30s
+
+LINT_VERSION   := v2.15.0
+FORMAT_VERSION := v0.12.0
+
+TOOLS  := $(CURDIR)/.cache/tools
+LINT   := $(TOOLS)/golangci-lint-$(LINT_VERSION)/golangci-lint
+FORMAT := $(TOOLS)/gofumpt-$(FORMAT_VERSION)/gofumpt
+
+VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+# The binary is static, so everything is built, checked and measured without C, save for the race detector.
+export CGO_ENABLED = 0
+
+.NOTPARALLEL:
+.PHONY: help build test lint fmt bench fuzz clean compiler vet
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build the static binary bin/gc-agent
+	$(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/gc-agent ./cmd/gc-agent
+
+# exec, here and in bench: make sends SIGTERM to its own child alone, and a shell in between would end without passing it on.
+test: compiler vet lint ## vet, lint, and run all tests with the race detector, beside a Postgres server of their own
+	CGO_ENABLED=1 exec scripts/postgres run -- $(GO) test -race -timeout 18m ./...
+
+vet:
+	$(GO) vet ./...
+
+lint: $(LINT) ## run the linter
+	$(LINT) run ./...
+
+fmt: $(FORMAT) ## format the Go code
+	$(FORMAT) -l -w .
+
+bench: ## run the benchmarks, beside a Postgres server of their own
+	exec scripts/postgres run -- $(GO) test -run '^$$' -bench . -timeout 60m ./bench/...
+
+fuzz: ## fuzz each target for FUZZTIME (30s)
+	GO='$(GO)' scripts/fuzz $(FUZZTIME)
+
+clean: ## remove what the other targets made
+	rm -rf bin .cache
+
+# The race detector needs a C compiler and the C library's headers.
+compiler:
+	@echo '#include <stdlib.h>' | $$($(GO) env CC) -E - >/dev/null 2>&1 || scripts/apt-install gcc libc6-dev
+
+$(LINT): PACKAGE = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+$(FORMAT): PACKAGE = mvdan.cc/gofumpt@$(FORMAT_VERSION)
+$(LINT) $(FORMAT):
+	@echo "building $(PACKAGE), once: this can take minutes"
+	@mkdir -p $(@D)
+	@GOBIN=$(@D) $(GO) install $(PACKAGE) >$(@D)/log 2>&1 || { cat $(@D)/log; exit 1; }

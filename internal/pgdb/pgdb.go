@@ -1,0 +1,265 @@
+// Package pgdb is what the agent's parts share on Postgres: how a connection is
+// opened and set, how a transaction is run, how a key is written in SQL. It
+// knows no window, no pin and no liveness source.
+package pgdb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Querier runs statements: a connection, a pool or a transaction.
+type Querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Timeouts bound what the agent may cost the application. They are set on every
+// connection and again, with SET LOCAL, in every transaction, so that neither a
+// pooler nor a role's defaults can lift them. Milliseconds are the resolution.
+type Timeouts struct {
+	Lock      time.Duration // waiting for one lock
+	Statement time.Duration // one statement
+	Idle      time.Duration // idle inside a transaction
+}
+
+// Options configure the connections of one database.
+type Options struct {
+	Timeouts Timeouts
+	Tracer   pgx.QueryTracer // sees every statement; nil for none
+}
+
+const (
+	connectTimeout  = 10 * time.Second
+	rollbackTimeout = 5 * time.Second
+	maxConns        = 4
+	// A peer that vanished without a word is noticed within about a minute.
+	keepaliveIdle     = 30 * time.Second
+	keepaliveInterval = 10 * time.Second
+	keepaliveCount    = 3
+)
+
+// DB is one Postgres database that the agent works in.
+type DB struct {
+	cfg      *pgxpool.Config
+	timeouts Timeouts
+
+	mu   sync.Mutex
+	pool *pgxpool.Pool // nil until the first connection
+}
+
+// Open prepares connections to the database at url; it doesn't connect yet. An
+// error never contains the url.
+func Open(url string, opts Options) (*DB, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		// The parser's error quotes the connection string.
+		return nil, errors.New("the connection string isn't a valid postgres URL")
+	}
+	cfg.MaxConns = maxConns
+	cfg.ConnConfig.ConnectTimeout = connectTimeout
+	cfg.ConnConfig.Tracer = opts.Tracer
+	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: keepaliveIdle, Interval: keepaliveInterval, Count: keepaliveCount,
+	}}
+	cfg.ConnConfig.DialFunc = dialer.DialContext
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		return configureSession(ctx, conn, opts.Timeouts)
+	}
+	return &DB{cfg: cfg, timeouts: opts.Timeouts}, nil
+}
+
+// Close closes every pooled connection.
+func (db *DB) Close() {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if db.pool != nil {
+		db.pool.Close()
+	}
+}
+
+// Dedicated opens a connection that belongs to the caller, who closes it. It is
+// never recycled: a lease lives as long as its session.
+func (db *DB) Dedicated(ctx context.Context) (*Conn, error) {
+	pool, err := db.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pooled, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return &Conn{Conn: pooled.Hijack(), timeouts: db.timeouts}, nil
+}
+
+func (db *DB) connect(ctx context.Context) (*pgxpool.Pool, error) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if db.pool != nil {
+		return db.pool, nil
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, db.cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open connection pool: %w", err)
+	}
+	db.pool = pool
+	return pool, nil
+}
+
+// Conn is one connection to Postgres.
+type Conn struct {
+	*pgx.Conn
+	timeouts Timeouts
+}
+
+// Close closes the connection within a short time, even when ctx has ended.
+func (c *Conn) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	return c.Conn.Close(ctx)
+}
+
+// Access says whether a transaction may write.
+type Access bool
+
+// A transaction's access.
+const (
+	ReadOnly  Access = false
+	ReadWrite Access = true
+)
+
+// InTx runs fn in one transaction and commits when fn returns nil; otherwise it
+// rolls back and returns fn's error. An error of the commit means that the
+// outcome isn't known. It never retries.
+//
+// The transaction is READ COMMITTED whatever the role's default, so that every
+// statement sees what committed before it began: the check after a lock must be
+// younger than the lock.
+func (c *Conn) InTx(ctx context.Context, access Access, fn func(context.Context, pgx.Tx) error) (err error) {
+	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly, DeferrableMode: pgx.NotDeferrable}
+	if access == ReadWrite {
+		opts.AccessMode = pgx.ReadWrite
+	}
+	tx, err := c.BeginTx(ctx, opts)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		// A rollback that fails leaves a broken connection, whose transaction the
+		// server rolls back by itself.
+		_ = tx.Rollback(ctx)
+	}()
+	if err = configureTx(ctx, tx, c.timeouts); err != nil {
+		return err
+	}
+	if err = fn(ctx, tx); err != nil {
+		return err
+	}
+	if err = tx.Commit(ctx); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	return nil
+}
+
+// setLocal is one statement, so that no transaction of the agent's runs with
+// half of its settings:
+//   - row_security off makes Postgres raise an error where a policy would hide
+//     rows; a hidden row is a reference that nobody sees.
+//   - search_path holds nothing that others may create objects in.
+//   - plan_cache_mode: a generic plan of a page's range is several times slower.
+//   - jit costs more than a page's plan saves.
+const setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
+	pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+	pg_catalog.set_config('lock_timeout', $1, true),
+	pg_catalog.set_config('statement_timeout', $2, true),
+	pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true),
+	pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true),
+	pg_catalog.set_config('jit', 'off', true)`
+
+func configureTx(ctx context.Context, tx pgx.Tx, t Timeouts) error {
+	if _, err := tx.Exec(ctx, setLocal, ms(t.Lock), ms(t.Statement), ms(t.Idle)); err != nil {
+		return fmt.Errorf("set the transaction's limits: %w", err)
+	}
+	return nil
+}
+
+// configureSession sets the limits by statements, not by startup parameters,
+// which poolers refuse with an error that nobody understands.
+func configureSession(ctx context.Context, conn *pgx.Conn, t Timeouts) error {
+	const set = `SELECT pg_catalog.set_config('application_name', 'gc-agent', false),
+		pg_catalog.set_config('lock_timeout', $1, false),
+		pg_catalog.set_config('statement_timeout', $2, false),
+		pg_catalog.set_config('idle_in_transaction_session_timeout', $3, false),
+		pg_catalog.set_config('idle_session_timeout', '0', false),
+		pg_catalog.set_config('tcp_keepalives_idle', $4, false),
+		pg_catalog.set_config('tcp_keepalives_interval', $5, false),
+		pg_catalog.set_config('tcp_keepalives_count', $6, false)`
+	_, err := conn.Exec(ctx, set, ms(t.Lock), ms(t.Statement), ms(t.Idle),
+		strconv.Itoa(int(keepaliveIdle.Seconds())), strconv.Itoa(int(keepaliveInterval.Seconds())), strconv.Itoa(keepaliveCount))
+	if err != nil {
+		return fmt.Errorf("set the connection's limits: %w", err)
+	}
+	return nil
+}
+
+// ms is never 0 for a positive duration: 0 would mean no limit at all.
+func ms(d time.Duration) string {
+	n := d.Milliseconds()
+	if n == 0 && d > 0 {
+		n = 1
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// Ident quotes a schema and a name, or a name alone.
+func Ident(parts ...string) string { return pgx.Identifier(parts).Sanitize() }
+
+// SQLSTATEs that branches depend on.
+// https://www.postgresql.org/docs/15/errcodes-appendix.html
+const (
+	ForeignKeyViolation   = "23503"
+	SerializationFailure  = "40001"
+	DeadlockDetected      = "40P01"
+	InsufficientPrivilege = "42501"
+	UndefinedTable        = "42P01"
+	DuplicateSchema       = "42P06"
+	DuplicateTable        = "42P07"
+	UniqueViolation       = "23505"
+	LockNotAvailable      = "55P03"
+	QueryCanceled         = "57014"
+)
+
+// Code returns err's SQLSTATE, or "" when it isn't an error of the server's.
+func Code(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// ConnectionLost says whether err ended the connection, so that nothing more
+// can be said on it.
+func ConnectionLost(err error) bool {
+	switch code := Code(err); {
+	case code == "57P01", code == "57P02", code == "57P03", len(code) == 5 && code[:2] == "08":
+		return true
+	default:
+		return code == ""
+	}
+}
