@@ -1,0 +1,159 @@
+package fleet
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+)
+
+// ErrLeaseLost says that a session doesn't hold the lease: whatever it has not
+// committed must be rolled back.
+var ErrLeaseLost = errors.New("the sweep lease is lost")
+
+const releaseTimeout = 5 * time.Second
+
+// Lease is the exclusive right to sweep the pool of a schema, for as long as the
+// session of its connection lives and until it is released. Only
+// SweepLockAcquire makes one that is held.
+type Lease struct {
+	id     leaseID
+	schema string
+
+	mu       sync.Mutex
+	released bool
+}
+
+// leaseID is a lock on a session.
+type leaseID struct {
+	conn *pgx.Conn
+	key  int64
+}
+
+// leases are those of this process. A session gets its own locks again and again:
+// whether it has one already is for the process to know. Locks of different
+// sessions are for the server to tell apart.
+var leases = struct {
+	sync.Mutex
+	held map[leaseID]bool
+}{held: make(map[leaseID]bool)}
+
+func (id leaseID) enter() bool {
+	leases.Lock()
+	defer leases.Unlock()
+	if leases.held[id] {
+		return false
+	}
+	leases.held[id] = true
+	return true
+}
+
+func (id leaseID) leave() {
+	leases.Lock()
+	defer leases.Unlock()
+	delete(leases.held, id)
+}
+
+// SweepLockAcquire takes the lease of the pool whose schema this is, without
+// waiting. It returns false, and no error, while anybody holds it, the caller
+// included. The lease lives on conn, which should do the sweep's deletes too and
+// must not be shared; closing it ends the lease. After an error it isn't held.
+//
+// A connection through a pooler is refused: the next statement may run on another
+// session than the one that has the lock.
+func SweepLockAcquire(ctx context.Context, conn *pgdb.Conn, schema string) (*Lease, bool, error) {
+	l := &Lease{id: leaseID{conn: conn.Conn, key: leaseKey(schema)}, schema: schema}
+	if !l.id.enter() {
+		return nil, false, nil
+	}
+	held, err := l.lock(ctx)
+	if err != nil {
+		// The lock may have been taken before the error. Where this fails too the
+		// connection is broken, and its session ends with it.
+		_ = l.unlock(ctx)
+		err = fmt.Errorf("acquire sweep lease of schema %s: %w", pgdb.Ident(schema), err)
+	}
+	if err != nil || !held {
+		l.id.leave()
+		return nil, false, err
+	}
+	return l, true, nil
+}
+
+// leaseKey is where the agents that sweep one schema of one database meet.
+func leaseKey(schema string) int64 {
+	sum := sha256.Sum256([]byte("gc-agent sweep lease\x00" + schema))
+	return int64(binary.BigEndian.Uint64(sum[:]))
+}
+
+func (l *Lease) lock(ctx context.Context) (held bool, err error) {
+	var pid uint32
+	if err := l.id.conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()").Scan(&pid); err != nil {
+		return false, err
+	}
+	if pid != l.id.conn.PgConn().PID() {
+		return false, errors.New("the connection goes through a pooler, where a lock of the session can't be relied on: " +
+			"give the agent a URL that leads to the Postgres server itself")
+	}
+	err = l.id.conn.QueryRow(ctx, "SELECT pg_catalog.pg_try_advisory_lock($1)", l.id.key).Scan(&held)
+	return held, err
+}
+
+// Verify says, by asking the server, whether the session of q holds the lease.
+// In the transaction of a batch it is one statement before the commit that makes
+// sure of what the batch relies on. ErrLeaseLost is that it doesn't, or that the
+// session is gone; any other error leaves it open and must be taken for the same.
+func (l *Lease) Verify(ctx context.Context, q pgdb.Querier) error {
+	// The two halves of the key stand in two columns; 1 in the third says that
+	// they are one number.
+	const query = `SELECT EXISTS (
+		SELECT FROM pg_catalog.pg_locks
+		WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid()
+			AND (classid::bigint << 32) | objid::bigint = $1 AND objsubid = 1
+			AND mode = 'ExclusiveLock' AND granted)`
+	var held bool
+	err := q.QueryRow(ctx, query, l.id.key).Scan(&held)
+	switch {
+	case err != nil && pgdb.ConnectionLost(err):
+		err = fmt.Errorf("%w: %w", ErrLeaseLost, err)
+	case err == nil && !held:
+		err = ErrLeaseLost
+	}
+	if err != nil {
+		return fmt.Errorf("verify sweep lease of schema %s: %w", pgdb.Ident(l.schema), err)
+	}
+	return nil
+}
+
+// Release gives the lease up. It may be repeated, and where the connection is
+// dead there is nothing to do: the server has released it with the session. It
+// works within a short time even when ctx has ended, but not inside a transaction
+// that has failed. After an error the lease is still held, and Release can be
+// tried again.
+func (l *Lease) Release(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.released {
+		return nil
+	}
+	if err := l.unlock(ctx); err != nil && !l.id.conn.IsClosed() {
+		return fmt.Errorf("release sweep lease of schema %s: %w", pgdb.Ident(l.schema), err)
+	}
+	l.released = true
+	l.id.leave()
+	return nil
+}
+
+func (l *Lease) unlock(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	_, err := l.id.conn.Exec(ctx, "SELECT pg_catalog.pg_advisory_unlock($1)", l.id.key)
+	return err
+}

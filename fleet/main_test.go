@@ -1,0 +1,52 @@
+package fleet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
+
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const schema = `Gc "Agent"`
+
+// patient makes a test that waits for itself fail.
+var patient = pgdb.Timeouts{Lock: 10 * time.Second}
+
+// connect opens a connection that the test may close before its end.
+func connect(t *testing.T, url string, timeouts pgdb.Timeouts) *pgdb.Conn {
+	t.Helper()
+	db, err := pgdb.Open(url, pgdb.Options{Timeouts: timeouts})
+	check(t, err)
+	t.Cleanup(db.Close)
+	conn, err := db.Dedicated(t.Context())
+	check(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	return conn
+}
+
+func inTx(t *testing.T, conn *pgdb.Conn, fn func(context.Context, pgx.Tx) error) {
+	t.Helper()
+	check(t, conn.InTx(t.Context(), pgdb.ReadWrite, fn))
+}
+
+func equal[T any](t *testing.T, got, want T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
