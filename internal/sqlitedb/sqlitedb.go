@@ -81,7 +81,7 @@ func (db *DB) Conn(ctx context.Context) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open SQLite database %s: %w", db.path, err)
 	}
-	return &Conn{conn: c, path: db.path, file: info, tracer: db.opts.Tracer}, nil
+	return &Conn{conn: c, busy: db.opts.BusyTimeout, path: db.path, file: info, tracer: db.opts.Tracer}, nil
 }
 
 // Querier runs statements on one connection.
@@ -94,6 +94,7 @@ type Querier interface {
 // Conn is one connection; it isn't safe for concurrent use.
 type Conn struct {
 	conn   *sql.Conn
+	busy   time.Duration
 	path   string
 	file   os.FileInfo
 	tracer Tracer
@@ -166,6 +167,27 @@ func (c *Conn) InTx(ctx context.Context, access Access, fn func(context.Context,
 			return err
 		}
 	}
+}
+
+// HadWriteLock takes the write lock and gives it back. It is false when another
+// connection didn't let it go within timeout.
+func (c *Conn) HadWriteLock(ctx context.Context, timeout time.Duration) (had bool, err error) {
+	if err := c.setBusyTimeout(ctx, timeout); err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, c.setBusyTimeout(context.WithoutCancel(ctx), c.busy)) }()
+	err = c.inTx(ctx, Write, func(context.Context, Querier) error { return nil })
+	if Busy(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (c *Conn) setBusyTimeout(ctx context.Context, d time.Duration) error {
+	if _, err := c.Exec(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", d.Milliseconds())); err != nil {
+		return fmt.Errorf("set the busy timeout: %w", err)
+	}
+	return nil
 }
 
 func (c *Conn) inTx(ctx context.Context, access Access, fn func(context.Context, Querier) error) (err error) {

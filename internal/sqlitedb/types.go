@@ -35,7 +35,7 @@ const (
 // classify follows SQLite's own rules, which look for parts of the type's name,
 // in this order.
 func classify(declared string, strict bool) (Class, Affinity) {
-	t := strings.ToUpper(declared)
+	t := foldASCII(declared)
 	has := func(parts ...string) bool {
 		for _, p := range parts {
 			if strings.Contains(t, p) {
@@ -45,19 +45,19 @@ func classify(declared string, strict bool) (Class, Affinity) {
 		return false
 	}
 	switch {
-	case has("INT"):
+	case has("int"):
 		return ClassInt, AffinityInteger
-	case has("CHAR", "CLOB", "TEXT"):
+	case has("char", "clob", "text"):
 		return ClassText, AffinityText
-	case has("BLOB"):
+	case has("blob"):
 		return ClassBytes, AffinityNone
-	case t == "", strict && t == "ANY":
+	case t == "", strict && t == "any":
 		return ClassAny, AffinityNone
-	case has("REAL", "FLOA", "DOUB"):
+	case has("real", "floa", "doub"):
 		return ClassReal, AffinityReal
-	case has("UUID", "GUID", "UNIQUEIDENTIFIER"):
+	case has("uuid", "guid", "uniqueidentifier"):
 		return ClassUUID, AffinityNumeric
-	case has("NUM", "DEC"):
+	case has("num", "dec"):
 		return ClassNumber, AffinityNumeric
 	default:
 		return ClassOther, AffinityNumeric

@@ -1,0 +1,354 @@
+package liveness
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/alkblobs/gc-agent/blob"
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Target is a tier's table in the same database: the foreign keys that point at
+// it are references, whether somebody registered them or not.
+type Target struct {
+	Relation *pgdb.Relation
+	Key      pgdb.Column
+}
+
+// Postgres is the liveness sources of one Postgres database, resolved against
+// its catalogue. It holds no connection and is good until the catalogue changes,
+// which Changed tells.
+type Postgres struct {
+	kind    blob.Kind
+	sources []pgSource
+}
+
+// pgSource is one resolved source.
+type pgSource struct {
+	Source
+	format blob.Format
+	value  valueType
+
+	// Of a table source.
+	rel        *pgdb.Relation
+	col        pgdb.Column
+	parts      []pgdb.Part // of rel
+	wholeRows  bool        // the role may read every column
+	foreignKey *foreignKey
+	held       bool // a foreign key holds rows of it, whatever where says
+	lowerIndex bool // the expression index over lower(column) is there
+	indexed    bool
+
+	scanned bool // values are decoded, every one, instead of probed
+	guard   Guard
+	open    string
+}
+
+// Sources describes the sources in the order of Answer.Source.
+func (p *Postgres) Sources() []Info {
+	infos := make([]Info, len(p.sources))
+	for i := range p.sources {
+		infos[i] = p.sources[i].info()
+	}
+	return infos
+}
+
+func (s *pgSource) info() Info {
+	probe := "probed by key"
+	switch {
+	case s.scanned:
+		probe = "scanned"
+	case s.joined():
+		probe = "joined through " + s.foreignKey.target.Relation.String() + " (" + strings.Join(s.foreignKey.to, ", ") + ")"
+	case s.lowerIndex:
+		probe = "probed by lower(" + s.col.Name + ")"
+	}
+	return Info{
+		Path: s.Path, Name: s.Name, Guard: s.guard, LeavesOpen: s.open,
+		Probe: probe, Indexed: s.indexed, AllowEmpty: s.AllowEmpty,
+	}
+}
+
+// joined says that the source refers through other columns of the blobs' table
+// than the key.
+func (s *pgSource) joined() bool { return s.foreignKey != nil && !s.foreignKey.direct }
+
+// Len returns the number of sources.
+func (p *Postgres) Len() int { return len(p.sources) }
+
+// NeedsSettle says whether any source's guard is settle.
+func (p *Postgres) NeedsSettle() bool {
+	for i := range p.sources {
+		if p.sources[i].guard == Settle {
+			return true
+		}
+	}
+	return false
+}
+
+// Scanned says whether any source is read whole by every statement.
+func (p *Postgres) Scanned() bool {
+	for i := range p.sources {
+		if p.sources[i].scanned || !p.sources[i].indexed {
+			return true
+		}
+	}
+	return false
+}
+
+// KeyRef is a key column in a statement that the registry's predicates are
+// built into.
+type KeyRef struct {
+	Expr string // native SQL, qualified with an alias other than s, v and q
+	// Lo and Hi bound Expr, exclusive and inclusive: SQL of the key's type, or "".
+	// A source in the same order is bounded as well, so that the two merge.
+	Lo, Hi string
+	// Collation is Expr's, for text keys.
+	Collation uint32
+}
+
+// Unreferenced returns the predicate "no source refers to the key", to be pushed
+// into a tier's statement on the same database.
+func (p *Postgres) Unreferenced(k KeyRef) string {
+	if len(p.sources) == 0 {
+		// Nothing registered means that nothing is known to be dead.
+		return "false"
+	}
+	parts := make([]string, len(p.sources))
+	for i := range p.sources {
+		parts[i] = "NOT " + p.sources[i].refers(p.kind, k)
+	}
+	return strings.Join(parts, "\n\tAND ")
+}
+
+// refers returns an EXISTS over the source's rows that refer to the key.
+func (s *pgSource) refers(kind blob.Kind, k KeyRef) string {
+	return "EXISTS (SELECT 1 FROM " + s.matching(kind, k) + ")"
+}
+
+// matching returns FROM and WHERE for the rows that refer to the key.
+func (s *pgSource) matching(kind blob.Kind, k KeyRef) string {
+	canon := pgdb.Canon(kind, k.Expr)
+	switch {
+	case s.Query != "":
+		return "(" + s.Query + "\n) q (v) WHERE " + decode(s.format, s.value, s.text("q.v")) + " = " + canon
+	case s.joined():
+		t := s.foreignKey.target
+		return s.rel.SQL() + " s JOIN " + t.Relation.SQL() + " v ON " + s.foreignKey.join() + " WHERE v." + pgdb.Ident(t.Key.Name) + " = " + k.Expr
+	case s.scanned:
+		return s.rows() + " WHERE " + decode(s.format, s.value, s.text(s.column())) + " = " + canon
+	}
+	value, _ := encode(s.format, s.value, kind, k.Expr) // resolve made sure that it can
+	if s.lowerIndex {
+		return s.rows() + " WHERE " + s.lower() + " = lower(" + s.collated(value, kind, k) + ")"
+	}
+	probe := s.column() + " = " + s.collated(s.padded(value), kind, k)
+	if s.ordered(kind, k) {
+		if k.Lo != "" {
+			probe += " AND " + s.column() + " > " + k.Lo
+		}
+		if k.Hi != "" {
+			probe += " AND " + s.column() + " <= " + k.Hi
+		}
+	}
+	return s.rows() + " WHERE " + probe
+}
+
+// rows returns the FROM item s of the rows that count. where stands inside it: a
+// volatile one beside the look-up would make the server run that once a key.
+func (s *pgSource) rows() string {
+	if s.and() == "" {
+		return s.rel.SQL() + " s"
+	}
+	return "(SELECT " + s.column() + " FROM " + s.rel.SQL() + " s WHERE true" + s.and() + ") s"
+}
+
+// collated gives value the collation of the source's column. Two collations of
+// two columns can't be compared, and an index serves its own alone.
+func (s *pgSource) collated(value string, kind blob.Kind, k KeyRef) string {
+	has := uint32(pgdb.DefaultCollation) // that of what encode makes of other keys
+	if kind == blob.KindText {
+		has = k.Collation
+	}
+	if s.value != valueText || has == s.col.Collation {
+		return value
+	}
+	return "(" + value + ") COLLATE " + s.col.CollationSQL
+}
+
+// padded compares char(n) as char(n), whose index is of no use for text.
+// Trailing spaces don't count then, so that a few keys more are found.
+func (s *pgSource) padded(value string) string {
+	if s.col.Base != "bpchar" {
+		return value
+	}
+	return value + "::pg_catalog.bpchar"
+}
+
+// ordered says whether the source's values sort as the keys do, so that a
+// range of keys is a range of values.
+func (s *pgSource) ordered(kind blob.Kind, k KeyRef) bool {
+	if s.format.Prefix() != "" || s.format.Suffix() != "" {
+		return false
+	}
+	switch kind {
+	case blob.KindText:
+		return s.format.Placeholder() == blob.Text && (s.col.Base == "text" || s.col.Base == "varchar") && s.col.Collation == k.Collation
+	case blob.KindInt:
+		return s.value == valueInt
+	case blob.KindUUID:
+		return s.value == valueUUID
+	default:
+		return s.value == valueBytes
+	}
+}
+
+func (s *pgSource) column() string { return "s." + pgdb.Ident(s.col.Name) }
+
+// lower is the expression of the index that `check` prints for a column that
+// may spell hex or uuid in either case.
+func (s *pgSource) lower() string { return "lower(" + s.text(s.column()) + ")" }
+
+// text casts a value that is read as text and isn't: char(n), name, an enum. A
+// cast of text itself would be harmless, but hide the index from a reader.
+func (s *pgSource) text(expr string) string {
+	if s.value != valueText || s.col.Base == "text" || s.col.Base == "varchar" {
+		return expr
+	}
+	return expr + "::text"
+}
+
+// and returns the source's where as a further condition. A row that a foreign
+// key holds refers, whatever where says: it would stop the delete.
+func (s *pgSource) and() string {
+	if s.Where == "" || s.held {
+		return ""
+	}
+	return " AND (" + s.Where + "\n)"
+}
+
+// any returns an EXISTS over all that the source refers to.
+func (s *pgSource) any() string { return "EXISTS (SELECT 1 FROM " + s.referring() + ")" }
+
+// referring returns FROM and WHERE for all rows that refer to anything.
+func (s *pgSource) referring() string {
+	if s.Query != "" {
+		return "(" + s.Query + "\n) q (v) WHERE q.v IS NOT NULL"
+	}
+	return s.rel.SQL() + " s WHERE " + s.column() + " IS NOT NULL" + s.and()
+}
+
+// Answers answers for keys, in their order, in one statement over all sources.
+// The emptiness of a source is asked in that statement too: a table that was
+// emptied since it was looked at keeps every key. A key that can't be one of the
+// pool is an error that names it.
+func (p *Postgres) Answers(ctx context.Context, q pgdb.Querier, keys []blob.Key) ([]Answer, error) {
+	if len(keys) == 0 || len(p.sources) == 0 {
+		return make([]Answer, len(keys)), nil // nothing registered keeps everything
+	}
+	param, err := pgdb.Array(p.kind, keys)
+	if err != nil {
+		return nil, fmt.Errorf("ask the liveness sources: %w", err)
+	}
+	rows, err := q.Query(ctx, p.answersSQL(), param)
+	if err != nil {
+		return nil, fmt.Errorf("ask the liveness sources: %w", err)
+	}
+	t := newTally(len(keys))
+	var ord, n int
+	var kind string
+	_, err = pgx.ForEachRow(rows, []any{&ord, &kind, &n}, func() error { return t.add(ord-1, kind, n) })
+	if err != nil {
+		return nil, fmt.Errorf("ask the liveness sources: %w", err)
+	}
+	answers, err := t.finish()
+	if err != nil {
+		return nil, fmt.Errorf("ask the liveness sources: %w", err)
+	}
+	return answers, nil
+}
+
+// keysFrom is the FROM item of a batch of keys, the statement's one parameter.
+func keysFrom(kind blob.Kind) string {
+	return "unnest($1::" + pgdb.Type(kind) + "[]) WITH ORDINALITY AS k (key, ord)"
+}
+
+var keyOfBatch = KeyRef{Expr: "k.key", Collation: pgdb.DefaultCollation}
+
+// answersSQL is a union, not one row a key with a column a source: a source
+// that is scanned is then joined once, instead of being scanned once a key.
+func (p *Postgres) answersSQL() string {
+	from := keysFrom(p.kind)
+	var b strings.Builder
+	fmt.Fprintf(&b, "SELECT 0::bigint, '%s', count(*)::int FROM %s", rowAsked, from)
+	for i := range p.sources {
+		s := &p.sources[i]
+		if !s.AllowEmpty {
+			fmt.Fprintf(&b, "\nUNION ALL SELECT 0, '%s', %d WHERE NOT %s", rowEmpty, i, s.any())
+		}
+		fmt.Fprintf(&b, "\nUNION ALL SELECT k.ord, '%s', %d FROM %s WHERE %s", rowRefers, i, from, s.refers(p.kind, keyOfBatch))
+	}
+	return b.String()
+}
+
+// Empty reads every source, to its first row that refers to anything, and
+// returns those that have none and aren't allowed to. In a read-only transaction
+// SQL of a source's that changes something is an error here.
+func (p *Postgres) Empty(ctx context.Context, q pgdb.Querier) ([]Info, error) {
+	var empty []Info
+	for i := range p.sources {
+		s := &p.sources[i]
+		var has bool
+		if err := q.QueryRow(ctx, "SELECT "+s.any()).Scan(&has); err != nil {
+			return nil, fmt.Errorf("read source %s: %w", s.Name, err)
+		}
+		if !has && !s.AllowEmpty {
+			empty = append(empty, s.info())
+		}
+	}
+	return empty, nil
+}
+
+// Changed returns those of the sources' columns that aren't the objects that
+// were resolved: dropped, renamed, made anew, of another type.
+func (p *Postgres) Changed(ctx context.Context, q pgdb.Querier) ([]string, error) {
+	var prints []pgdb.Fingerprint
+	for i := range p.sources {
+		if s := &p.sources[i]; s.rel != nil {
+			prints = append(prints, pgdb.FingerprintOf(s.rel, s.col))
+		}
+	}
+	if len(prints) == 0 {
+		return nil, nil
+	}
+	return pgdb.Changed(ctx, q, prints)
+}
+
+// BadValue is a value that stops a sweep: it names no key, or names one in a
+// spelling that a probe by key doesn't find.
+type BadValue struct {
+	Source Info
+	Row    string // how to find it
+	Value  string // shortened
+	// Index is the statement that would make other spellings findable; empty when
+	// there is none, and for a value that names no key at all.
+	Index       string
+	Unparseable bool
+}
+
+// String says what is wrong and what to do.
+func (b BadValue) String() string {
+	where := fmt.Sprintf("%s (source %s): the value %s in row %s", b.Source.Path, b.Source.Name, strconv.Quote(b.Value), b.Row)
+	if b.Unparseable {
+		return where + " doesn't fit the format; correct it, or set on_unparseable: ignore if such values refer to nothing"
+	}
+	msg := where + " isn't in the canonical spelling, so that a probe by key would miss it; correct it"
+	if b.Index != "" {
+		msg += ", or run: " + b.Index
+	}
+	return msg
+}
