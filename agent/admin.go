@@ -1,0 +1,167 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/alkblobs/gc-agent/blob"
+	"github.com/alkblobs/gc-agent/fleet"
+	"github.com/alkblobs/gc-agent/internal/finding"
+	"github.com/alkblobs/gc-agent/internal/sqlitedb"
+	"github.com/alkblobs/gc-agent/window"
+)
+
+// ErrSweeping means that a sweep of the pool is under way and has the lease.
+var ErrSweeping = errors.New("another agent is sweeping this pool; try again when it is through")
+
+// WindowRows calls fn with the pool's window, a page at a time, in key order.
+// Rows may come and go meanwhile.
+func (p *Pool) WindowRows(ctx context.Context, fn func([]window.Row) error) error {
+	return p.administer(ctx, inspect, func(s session) error {
+		walk := windowWalk{page: p.cfg.Limits.Page}
+		for !walk.done {
+			var rows []window.Row
+			err := s.InTx(ctx, stepPreview, func(ctx context.Context, tx tx) (err error) {
+				rows, err = walk.rows(ctx, tx.Window(), func(window.Row) bool { return true })
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if err := fn(rows); err != nil {
+				return err
+			}
+			walk.turn()
+		}
+		return nil
+	})
+}
+
+// DropKeys takes keys out of the window and returns how many were there. They
+// are kept, and begin anew when a sweep finds them dead again.
+func (p *Pool) DropKeys(ctx context.Context, keys []blob.Key) (dropped int, err error) {
+	err = p.administer(ctx, write, func(s session) error {
+		return s.InTx(ctx, stepUnstage, func(ctx context.Context, tx tx) error {
+			dropped, err = tx.Window().Unstage(ctx, keys)
+			return err
+		})
+	})
+	return dropped, err
+}
+
+// DropAll takes every key out of the window, a page at a time.
+func (p *Pool) DropAll(ctx context.Context) (dropped int64, err error) {
+	err = p.administer(ctx, write, func(s session) error {
+		for {
+			var n int
+			err := s.InTx(ctx, stepUnstage, func(ctx context.Context, tx tx) error {
+				rows, err := tx.Window().List(ctx, "", p.cfg.Limits.Page)
+				if err != nil {
+					return err
+				}
+				n, err = tx.Window().Unstage(ctx, keysOf(rows))
+				return err
+			})
+			if err != nil || n == 0 {
+				return err
+			}
+			dropped += int64(n)
+		}
+	})
+	return dropped, err
+}
+
+// administer runs fn in a session on the pool's host, once the tiers, and with
+// them the kind of the keys, were looked up.
+func (p *Pool) administer(ctx context.Context, why purpose, fn func(session) error) (err error) {
+	if p.host.form() == Inline {
+		return fmt.Errorf("pool %s has no window between two sweeps: it works inline", p.cfg.Name)
+	}
+	s, ok, err := p.host.open(ctx, why)
+	if err != nil {
+		return fmt.Errorf("open pool %s: %w", p.cfg.Name, err)
+	}
+	if !ok {
+		return fmt.Errorf("pool %s: %w", p.cfg.Name, ErrSweeping)
+	}
+	defer func() {
+		if closeErr := s.Close(ctx); closeErr != nil && err == nil {
+			err = fmt.Errorf("close pool %s: %w", p.cfg.Name, closeErr)
+		}
+	}()
+	found, err := s.Consult(ctx)
+	if err != nil {
+		return fmt.Errorf("look up pool %s: %w", p.cfg.Name, err)
+	}
+	if p.Kind() == 0 {
+		return &MisconfiguredError{Pool: p.cfg.Name, Findings: found}
+	}
+	return fn(s)
+}
+
+// Spell writes a key of the pool for people, in a form that ParseKey reads. It
+// knows how once the tiers were looked up.
+func (p *Pool) Spell(key blob.Key) string { return p.Kind().Spell(key) }
+
+// ParseKey reads a key as a person writes it.
+func (p *Pool) ParseKey(ctx context.Context, s string) (key blob.Key, err error) {
+	if p.Kind() == 0 {
+		if err := p.administer(ctx, inspect, func(session) error { return nil }); err != nil {
+			return "", err
+		}
+	}
+	return p.Kind().ParseKey(s)
+}
+
+// SchemaSQL returns the statements that make the pool's schema, for a role that
+// may run them in the agent's place.
+func (p *Pool) SchemaSQL() []string {
+	switch p.host.(type) {
+	case *postgresHost:
+		return append(window.PostgresDDL(p.cfg.Schema), fleet.PinsDDL(p.cfg.Schema)...)
+	case *sqliteHost:
+		return window.SQLiteDDL()
+	default:
+		return nil
+	}
+}
+
+// EnsureSchema makes the pool's schema where it is missing. It may be called by
+// any number of agents at once.
+func (p *Pool) EnsureSchema(ctx context.Context) error {
+	var err error
+	switch h := p.host.(type) {
+	case *postgresHost:
+		conn, connErr := h.db.Dedicated(ctx)
+		if connErr != nil {
+			return fmt.Errorf("open pool %s: %w", p.cfg.Name, connErr)
+		}
+		err = errors.Join(ensurePostgresSchema(ctx, conn, p.cfg.Schema), conn.Close(ctx))
+	case *sqliteHost:
+		err = ensureSQLiteSchema(ctx, h.db)
+	}
+	if err != nil {
+		return fmt.Errorf("ensure the schema of pool %s: %w", p.cfg.Name, err)
+	}
+	return nil
+}
+
+func ensureSQLiteSchema(ctx context.Context, db *sqlitedb.DB) error {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(window.NewSQLite(conn).EnsureSchema(ctx), conn.Close())
+}
+
+// Lines returns the findings that make the error, one a line.
+func (e *MisconfiguredError) Lines() []finding.Finding {
+	var lines []finding.Finding
+	for _, f := range e.Findings {
+		if f.Severity > finding.Warning {
+			lines = append(lines, f)
+		}
+	}
+	return lines
+}

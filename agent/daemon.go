@@ -1,0 +1,161 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/alkblobs/gc-agent/internal/finding"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// stopWithin is how long a batch may still take once the daemon is told to stop.
+	stopWithin = 9 * time.Second
+	firstWait  = time.Second
+	mostWait   = time.Minute
+)
+
+// Run keeps every pool on its schedule until stop is closed or ctx ends. Closing
+// stop lets the batches at hand finish, for a few seconds at most; the end of ctx
+// cuts them off, which loses nothing. It returns nil either way.
+func (a *Agent) Run(ctx context.Context, stop <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stopped := make(chan struct{})
+	go func() {
+		select {
+		case <-stop:
+			// A timer of its own: a test's clock must not decide how long a stop takes.
+			if err := (SystemClock{}).Sleep(ctx, stopWithin); err == nil {
+				cancel()
+			}
+		case <-stopped:
+		}
+	}()
+	slots := make(chan struct{}, a.cfg.MaxConcurrentSweeps())
+	var group errgroup.Group
+	for _, p := range a.pools {
+		d := daemon{pool: p, slots: slots, stop: stop}
+		group.Go(func() error { return d.run(ctx) })
+	}
+	err := group.Wait()
+	close(stopped)
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStopped) {
+		return nil
+	}
+	return err
+}
+
+// daemon keeps one pool on its schedule. One goroutine a pool means that two
+// sweeps of it never meet.
+type daemon struct {
+	pool  *Pool
+	slots chan struct{}
+	stop  <-chan struct{}
+}
+
+func (d *daemon) run(ctx context.Context) error {
+	if err := d.greet(ctx); err != nil {
+		return err
+	}
+	for {
+		now := d.pool.clock.Now()
+		next := d.pool.cfg.Schedule.Next(now)
+		if next.IsZero() {
+			d.pool.log.Warn().Str("schedule", d.pool.cfg.Schedule.Spec).Msg("the schedule never comes up; the pool is not swept")
+			return nil
+		}
+		if err := d.sleep(ctx, next.Sub(now)); err != nil {
+			return err
+		}
+		select {
+		case d.slots <- struct{}{}:
+		case <-d.stop:
+			return errStopped
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		d.sweep(ctx)
+		<-d.slots
+	}
+}
+
+// greet looks at the pool once, so that what is wrong is said at the start and
+// not at the first sweep, and waits for a database that isn't up yet.
+func (d *daemon) greet(ctx context.Context) error {
+	for wait := firstWait; ; wait = min(2*wait, mostWait) {
+		check, err := d.pool.Check(ctx)
+		if err == nil {
+			d.logCheck(check)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		d.pool.log.Error().Err(err).Dur("retry_in", wait).Msg("the pool can't be looked at yet")
+		if err := d.sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+func (d *daemon) logCheck(check PoolCheck) {
+	for _, f := range check.Findings {
+		level := zerolog.ErrorLevel
+		if f.Severity == finding.Warning {
+			level = zerolog.WarnLevel
+		}
+		d.pool.log.WithLevel(level).Str("path", f.Path).Msg(f.Message)
+	}
+	for _, line := range check.Against {
+		d.pool.log.Warn().Msg(line)
+	}
+	d.pool.log.Info().Str("mode", check.Mode).Str("schedule", check.Schedule).Time("next", check.Next).
+		Dur("window", check.Window).Bool("ready", !check.Bad()).Msg("pool is on its schedule")
+}
+
+// sweep sweeps once. Whatever goes wrong is logged, and the next tick tries
+// again.
+func (d *daemon) sweep(ctx context.Context) {
+	rep, err := d.pool.Sweep(ctx, SweepOptions{Stop: d.stop})
+	event := d.pool.log.Info()
+	msg := "swept"
+	switch {
+	case err != nil:
+		event, msg = d.pool.log.Error().Err(err), "sweep failed; the next tick tries again"
+	case rep.Aborted != nil:
+		event, msg = d.pool.log.Warn().Str("aborted", string(*rep.Aborted)), "sweep aborted: nothing was deleted"
+	}
+	logReport(event, rep).Msg(msg)
+}
+
+func logReport(e *zerolog.Event, rep Report) *zerolog.Event {
+	return e.Str("mode", rep.Mode).Str("detail", rep.Detail).
+		Int64("scanned", rep.Scanned).Int64("referenced", rep.Referenced).Int64("foreign", rep.Foreign).
+		Int64("candidates_staged", rep.CandidatesStaged).Int64("unstaged", rep.Unstaged).
+		Int64("overdue", rep.Overdue).Int64("deleted", rep.Deleted).Int64("cancelled", rep.Cancelled).
+		Interface("cancelled_by", rep.CancelledBy).Int64("bytes_reclaimed", rep.BytesReclaimed).
+		Int64("longest_tx_ms", rep.LongestTxMS).Dur("took", rep.FinishedAt.Sub(rep.StartedAt))
+}
+
+// sleep waits for dur on the pool's clock, less when the daemon stops.
+func (d *daemon) sleep(ctx context.Context, dur time.Duration) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-d.stop:
+			cancel(errStopped)
+		case <-done:
+		}
+	}()
+	if err := d.pool.clock.Sleep(ctx, dur); err != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}

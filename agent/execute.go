@@ -1,0 +1,408 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/alkblobs/gc-agent/blob"
+	"github.com/alkblobs/gc-agent/window"
+)
+
+// execute takes the overdue rows, a batch at a time, arbitrates each key again
+// and deletes what is dead. It ends when nothing is overdue as of the cutoff.
+func (s *sweep) execute(ctx context.Context) error {
+	if s.dry() {
+		return s.preview(ctx)
+	}
+	for asked := false; ; asked = true {
+		if s.stopped() {
+			return errStopped
+		}
+		due, err := s.anythingDue(ctx)
+		if err != nil || !due {
+			return err
+		}
+		if !asked {
+			if err := s.pool.protect(ctx); err != nil {
+				return &abort{CauseProtectFailed, err.Error()}
+			}
+		}
+		// Not before it is known that something is due: nobody is waited for in vain.
+		holdup, err := s.settle(ctx)
+		if err != nil {
+			return fmt.Errorf("settle pool %s: %w", s.pool.cfg.Name, err)
+		}
+		if holdup != "" {
+			// What is overdue stays in the window, for the next sweep.
+			s.rep.Detail = holdup
+			return nil
+		}
+		if err := s.executeBatch(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *sweep) anythingDue(ctx context.Context) (due bool, err error) {
+	err = s.inTx(ctx, stepPreview, func(ctx context.Context, tx tx) error {
+		rows, err := tx.Window().Peek(ctx, s.cutoff, 1)
+		due = len(rows) > 0
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("look for overdue keys of pool %s: %w", s.pool.cfg.Name, err)
+	}
+	return due, nil
+}
+
+// settle waits in every database that has a source whose guard is settle.
+func (s *sweep) settle(ctx context.Context) (holdup string, err error) {
+	if holdup, err = s.session.Settle(ctx); err != nil || holdup != "" {
+		return holdup, err
+	}
+	for _, o := range s.elsewhere {
+		if holdup, err = o.Settle(ctx); err != nil || holdup != "" {
+			return holdup, err
+		}
+	}
+	return "", nil
+}
+
+// scanned says whether any source is read whole by every batch.
+func (s *sweep) scanned() bool {
+	return s.session.Scanned() || slices.ContainsFunc(s.elsewhere, func(o oracle) bool { return o.Scanned() })
+}
+
+// batch is what one transaction did about the rows that it took.
+type batch struct {
+	rows     []window.Row
+	verdicts []verdict
+	freed    []int64
+	// left are rows that were taken and go back as they were.
+	left []window.Row
+}
+
+// executeBatch runs one batch, or finds out that it has to be smaller.
+func (s *sweep) executeBatch(ctx context.Context) error {
+	began := s.clock.Now()
+	var b batch
+	err := s.inTx(ctx, stepExecute, func(ctx context.Context, tx tx) (err error) {
+		b, err = s.batch(ctx, tx)
+		return err
+	})
+	switch {
+	case errors.Is(err, errTooSlow) && s.pace.shrink():
+		return nil
+	case errors.Is(err, errChanged) && s.rep.Overdue == 0:
+		return &abort{CauseProtectFailed, err.Error()}
+	case err != nil:
+		return fmt.Errorf("execute a batch of pool %s: %w", s.pool.cfg.Name, err)
+	}
+	s.account(b)
+	return s.clock.Sleep(ctx, s.pace.after(s.clock.Now().Sub(began)))
+}
+
+// setBack sets aside the one key whose batch was rejected as a whole, although
+// the key stood alone in it.
+func (s *sweep) setBack(ctx context.Context, why error) error {
+	var b batch
+	err := s.inTx(ctx, stepExecute, func(ctx context.Context, tx tx) (err error) {
+		b = batch{}
+		if err := tx.Verify(ctx); err != nil {
+			return err
+		}
+		if b.rows, err = tx.Window().Take(ctx, s.cutoff, 1); err != nil || len(b.rows) == 0 {
+			return err
+		}
+		b.verdicts, b.freed = []verdict{{cause: causeFailed, why: why.Error()}}, make([]int64, 1)
+		back, err := s.goBack(b)
+		if err != nil {
+			return err
+		}
+		return tx.Window().Stage(ctx, back)
+	})
+	if err != nil {
+		return fmt.Errorf("set a key of pool %s aside: %w", s.pool.cfg.Name, err)
+	}
+	s.account(b)
+	return nil
+}
+
+// batch is the heart: take, lock, arbitrate, delete, in one transaction.
+func (s *sweep) batch(ctx context.Context, tx tx) (b batch, err error) {
+	if err := tx.Verify(ctx); err != nil {
+		return b, err
+	}
+	if b.rows, err = tx.Window().Take(ctx, s.cutoff, s.pace.limit); err != nil || len(b.rows) == 0 {
+		return b, err
+	}
+	keys := keysOf(b.rows)
+	if err := s.pool.validKeys(keys); err != nil {
+		return b, err
+	}
+	// The locks come first, so that the check's snapshot is younger than they are.
+	holds, err := tx.Lock(ctx, keys)
+	if err != nil {
+		return b, err
+	}
+	n := s.withinBytes(holds)
+	b.rows, b.left, keys, holds = b.rows[:n], b.rows[n:], keys[:n], holds[:n]
+	if b.verdicts, err = s.arbitrate(ctx, tx, keys); err != nil {
+		return b, err
+	}
+	// Once more: a source that was read can't become another before the commit, one
+	// that is only about to be read can.
+	if err := tx.Verify(ctx); err != nil {
+		return b, err
+	}
+	foldHolds(b.verdicts, holds)
+	if err := s.delete(ctx, tx, keys, &b); err != nil {
+		return b, err
+	}
+	back, err := s.goBack(b)
+	if err != nil || len(back) == 0 {
+		return b, err
+	}
+	return b, tx.Window().Stage(ctx, back)
+}
+
+func keysOf(rows []window.Row) []blob.Key {
+	keys := make([]blob.Key, len(rows))
+	for i, row := range rows {
+		keys[i] = row.Key
+	}
+	return keys
+}
+
+// withinBytes returns how many of the batch's blobs, at least one, stay within
+// the limit on bytes.
+func (s *sweep) withinBytes(holds []blob.Hold) int {
+	var sum int64
+	for i, h := range holds {
+		if sum += h.Size; sum > s.pool.cfg.Limits.BatchBytes && i > 0 {
+			return i
+		}
+	}
+	return len(holds)
+}
+
+// foldHolds corrects the verdicts by what the locks found.
+func foldHolds(verdicts []verdict, holds []blob.Hold) {
+	for i, h := range holds {
+		switch {
+		case h.State == blob.Absent:
+			verdicts[i] = verdict{cause: causeVanished}
+		case h.State != blob.Held && verdicts[i].cause == causeDead:
+			verdicts[i] = verdict{cause: causeLocked, why: "its row is locked by another transaction"}
+		}
+	}
+}
+
+// mostRejected bounds how many keys of one batch are singled out, and with it
+// how long the batch takes where a trigger rejects every key. Those that were
+// singled out don't come back in this sweep, so the next batch gets further.
+const mostRejected = 32
+
+// delete deletes the dead of the batch. A rejection is halved until the key
+// that causes it stands alone; the others go.
+func (s *sweep) delete(ctx context.Context, tx tx, keys []blob.Key, b *batch) error {
+	b.freed = make([]int64, len(keys))
+	rejected := 0
+	dead, at := selectDead(keys, b.verdicts)
+	return halve(dead, at, func(keys []blob.Key, at []int) error {
+		if rejected == mostRejected {
+			for _, i := range at {
+				b.verdicts[i] = verdict{cause: causeLeft}
+			}
+			return nil
+		}
+		deletions, err := tx.Delete(ctx, keys)
+		if isRejection(err) && len(keys) == 1 {
+			rejected++
+			b.verdicts[at[0]] = verdict{cause: causeFailed, why: err.Error()}
+			return nil
+		}
+		for i, d := range deletions {
+			b.verdicts[at[i]], b.freed[at[i]] = afterDelete(d), d.Size
+		}
+		return err
+	})
+}
+
+// afterDelete is the verdict on a key that was dead, once its delete has ended.
+func afterDelete(d blob.Deletion) verdict {
+	switch d.Outcome {
+	case blob.Deleted:
+		return verdict{cause: causeDead}
+	case blob.Vanished:
+		return verdict{cause: causeVanished}
+	case blob.Changed:
+		return verdict{cause: causeLive, why: "it was written again since it was looked at"}
+	default:
+		return verdict{cause: causeFailed, why: fmt.Sprint(d.Err)}
+	}
+}
+
+// halve calls fn with all keys and, while that is rejected, with each half.
+func halve(keys []blob.Key, at []int, fn func([]blob.Key, []int) error) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	err := fn(keys, at)
+	if !isRejection(err) {
+		return err
+	}
+	mid := len(keys) / 2
+	if err := halve(keys[:mid], at[:mid], fn); err != nil {
+		return err
+	}
+	return halve(keys[mid:], at[mid:], fn)
+}
+
+// goBack returns the rows that return to the window. What was decided comes due
+// after the cutoff, so that no key is executed twice in one sweep and the loop
+// ends; what wasn't tried stays due.
+func (s *sweep) goBack(b batch) ([]window.Row, error) {
+	back := append([]window.Row(nil), b.left...)
+	for i, v := range b.verdicts {
+		var deadline blob.Instant
+		var err error
+		switch v.cause {
+		case causeLocked:
+			deadline, err = s.cutoff.Add(1)
+		case causePinned:
+			// A pin of which nothing is left by now still waits for the next sweep.
+			if deadline, err = s.cutoff.Add(1); err == nil {
+				deadline = max(deadline, v.until)
+			}
+		case causeFailed:
+			deadline, err = s.cutoff.Add(s.pool.failures.next(b.rows[i].Key))
+		case causeLeft:
+			deadline = b.rows[i].VisibleAfter
+		default:
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		back = append(back, window.Row{Key: b.rows[i].Key, VisibleAfter: deadline})
+	}
+	return back, nil
+}
+
+// account counts a batch that was committed.
+func (s *sweep) account(b batch) {
+	for i, v := range b.verdicts {
+		if v.cause == causeLeft {
+			continue
+		}
+		key := b.rows[i].Key
+		s.rep.count(v.cause, b.freed[i])
+		if v.cause == causeFailed {
+			s.pool.failures.add(key)
+			s.log.Error().Str("key", s.pool.display(key)).Str("error", v.why).Msg("key could not be deleted")
+		} else {
+			s.pool.failures.forget(key)
+		}
+		s.decided(key, v)
+	}
+	s.progress("execute", s.rep.Overdue)
+}
+
+// preview decides about the overdue without locking or writing anything.
+func (s *sweep) preview(ctx context.Context) error {
+	walk := windowWalk{page: s.pool.cfg.Limits.Batch}
+	for !walk.done {
+		if s.stopped() {
+			return errStopped
+		}
+		var b batch
+		err := s.inTx(ctx, stepPreview, func(ctx context.Context, tx tx) (err error) {
+			b, err = s.previewPage(ctx, tx, &walk)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("preview the overdue of pool %s: %w", s.pool.cfg.Name, err)
+		}
+		walk.turn()
+		for i, v := range b.verdicts {
+			s.rep.count(v.cause, b.freed[i])
+			s.decided(b.rows[i].Key, v)
+		}
+	}
+	return nil
+}
+
+func (s *sweep) previewPage(ctx context.Context, tx tx, walk *windowWalk) (b batch, err error) {
+	b.rows, err = walk.rows(ctx, tx.Window(), func(row window.Row) bool { return row.VisibleAfter <= s.cutoff })
+	if err != nil {
+		return b, err
+	}
+	keys := keysOf(b.rows)
+	if err := s.pool.validKeys(keys); err != nil {
+		return b, err
+	}
+	holds, err := tx.Lock(ctx, keys)
+	if err != nil {
+		return b, err
+	}
+	if b.verdicts, err = s.arbitrate(ctx, tx, keys); err != nil {
+		return b, err
+	}
+	foldHolds(b.verdicts, holds)
+	for _, h := range holds {
+		b.freed = append(b.freed, h.Size)
+	}
+	return b, nil
+}
+
+func (s *sweep) decided(key blob.Key, v verdict) {
+	s.log.Debug().Str("key", s.pool.display(key)).Stringer("verdict", v.cause).Str("detail", v.why).Msg("arbitrated")
+	if s.opts.Decided != nil {
+		s.opts.Decided(Decision{Key: key, Cause: v.cause.String(), Detail: v.why})
+	}
+}
+
+// pace adapts the size of a batch to the time that the database takes for it,
+// and rests between batches where the writers of the application have to wait
+// for the whole batch.
+type pace struct {
+	limit, most int
+	target      time.Duration // of a batch
+	rest        float64       // of a batch's time
+}
+
+// after takes in how long a batch took and returns how long to rest.
+func (p *pace) after(took time.Duration) time.Duration {
+	switch {
+	case took > p.target:
+		p.limit = max(1, p.limit/2)
+	case took < p.target/2:
+		p.limit = min(p.most, p.limit*2)
+	}
+	return time.Duration(p.rest * float64(took))
+}
+
+// A batch that has to read a source whole is made to count.
+const (
+	scannedBatch  = 20_000
+	scannedTarget = 2 * time.Second
+)
+
+// enlarge adapts to sources that every batch reads from end to end.
+func (p *pace) enlarge() {
+	p.limit, p.most = max(p.limit, scannedBatch), max(p.most, scannedBatch)
+	p.target = max(p.target, scannedTarget)
+}
+
+// shrink makes the next batch much smaller; false when it can't be.
+func (p *pace) shrink() bool {
+	if p.limit == 1 {
+		return false
+	}
+	p.limit = max(1, p.limit/4)
+	return true
+}

@@ -1,0 +1,315 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/alkblobs/gc-agent/agent/config"
+	"github.com/alkblobs/gc-agent/blob"
+	"github.com/alkblobs/gc-agent/blob/postgres"
+	"github.com/alkblobs/gc-agent/fleet"
+	"github.com/alkblobs/gc-agent/internal/finding"
+	"github.com/alkblobs/gc-agent/internal/owntable"
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+	"github.com/alkblobs/gc-agent/liveness"
+	"github.com/alkblobs/gc-agent/window"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// postgresHost is a Postgres database that holds a pool's window and its blobs.
+type postgresHost struct {
+	pool *Pool
+	db   *pgdb.DB
+}
+
+func (h *postgresHost) form() Form { return Durable }
+
+// open takes the lease on a connection of its own, on which the whole sweep
+// then runs: when the session dies, the lease and the delete die together.
+func (h *postgresHost) open(ctx context.Context, why purpose) (session, bool, error) {
+	conn, err := h.db.Dedicated(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	s := &postgresSession{pool: h.pool, cfg: h.pool.cfg, conn: conn, dry: why != write}
+	if why == inspect {
+		return s, true, nil
+	}
+	lease, ok, err := fleet.SweepLockAcquire(ctx, conn, h.pool.cfg.Schema)
+	if err != nil || !ok {
+		return nil, false, errors.Join(err, conn.Close(ctx))
+	}
+	s.lease = lease
+	return s, true, nil
+}
+
+// postgresSession is the lease on a Postgres host.
+type postgresSession struct {
+	pool  *Pool
+	cfg   config.Pool
+	conn  *pgdb.Conn
+	lease *fleet.Lease // nil in one that inspects
+	dry   bool
+
+	tiers     []*postgres.Table
+	sources   *liveness.Postgres
+	hasWindow bool
+	hasPins   bool
+	marking   postgresMark
+}
+
+// Close gives the lease back. The temporary table goes with the connection.
+func (s *postgresSession) Close(ctx context.Context) error {
+	var err error
+	if s.lease != nil {
+		err = s.lease.Release(ctx)
+	}
+	return errors.Join(err, s.conn.Close(ctx))
+}
+
+// Now reads clock_timestamp().
+func (s *postgresSession) Now(ctx context.Context) (now blob.Instant, err error) {
+	err = s.conn.QueryRow(ctx, "SELECT "+pgdb.Now).Scan((*int64)(&now))
+	return now, err
+}
+
+// Consult resolves tiers and sources in one read-only transaction, so that they
+// are seen in one state of the catalogue.
+func (s *postgresSession) Consult(ctx context.Context) (found finding.List, err error) {
+	err = s.conn.InTx(ctx, pgdb.ReadOnly, func(ctx context.Context, tx pgx.Tx) error {
+		if found, err = s.resolveTiers(ctx, tx); err != nil || found.Worst() > finding.Warning {
+			return err
+		}
+		if s.cfg.Mode == config.ModeEnforce {
+			if err := s.checkOwnRights(ctx, tx, &found); err != nil {
+				return err
+			}
+		}
+		more, err := s.resolveSources(ctx, tx)
+		found = append(found, more...)
+		return err
+	})
+	return found, err
+}
+
+func (s *postgresSession) resolveTiers(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {
+	s.tiers = nil
+	for _, t := range s.cfg.Blobs {
+		cfg := postgres.Config{Path: t.Path, Schema: t.Table.Schema, Table: t.Table.Name, Column: t.Column, Size: t.Size}
+		table, more, err := postgres.Resolve(ctx, q, cfg, s.cfg.Mode == config.ModeEnforce)
+		if err != nil {
+			return nil, fmt.Errorf("look up tier %s: %w", t.Path, err)
+		}
+		found = append(found, more...)
+		if table == nil {
+			continue
+		}
+		if len(s.tiers) > 0 {
+			oneKind(&found, t.Path, s.tiers[0], table)
+		}
+		s.tiers = append(s.tiers, table)
+		s.pool.setKind(table.Kind())
+	}
+	return found, nil
+}
+
+func (s *postgresSession) resolveSources(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {
+	var targets []liveness.Target
+	for _, t := range s.tiers {
+		targets = append(targets, liveness.Target{Relation: t.Relation(), Key: t.KeyColumn()})
+	}
+	opts := liveness.Options{Kind: s.pool.Kind(), Enforce: s.cfg.Mode == config.ModeEnforce}
+	s.sources, found, err = liveness.ResolvePostgres(ctx, q, opts, s.pool.sourcesIn(s.cfg.Host), targets)
+	return found, err
+}
+
+// Evidence reads what the sources hold.
+func (s *postgresSession) Evidence(ctx context.Context) (Evidence, error) {
+	return postgresEvidence(ctx, s.sources, s.conn.InTx)
+}
+
+// Infos describes the host's sources.
+func (s *postgresSession) Infos() []liveness.Info { return s.sources.Sources() }
+
+// Scanned says whether a source is read whole by every statement.
+func (s *postgresSession) Scanned() bool { return s.sources.Scanned() }
+
+// EnsureSchema creates gc_window and gc_pins where they are missing.
+func (s *postgresSession) EnsureSchema(ctx context.Context) error {
+	if !s.dry {
+		if err := ensurePostgresSchema(ctx, s.conn, s.cfg.Schema); err != nil {
+			return err
+		}
+	}
+	for name, there := range map[string]*bool{"gc_window": &s.hasWindow, "gc_pins": &s.hasPins} {
+		has, err := owntable.HasTable(ctx, s.conn, s.cfg.Schema, name)
+		if err != nil {
+			return err
+		}
+		*there = has
+	}
+	return nil
+}
+
+func ensurePostgresSchema(ctx context.Context, conn *pgdb.Conn, schema string) error {
+	if err := window.NewPostgres(conn, schema).EnsureSchema(ctx); err != nil {
+		return err
+	}
+	return fleet.EnsureSchema(ctx, conn, schema)
+}
+
+// Settle waits for open writers where a source of this database needs it.
+func (s *postgresSession) Settle(ctx context.Context) (string, error) {
+	if !s.sources.NeedsSettle() {
+		return "", nil
+	}
+	return liveness.SettlePostgres(ctx, s.conn, s.cfg.Limits.SettleTimeout, s.pool.clock.Sleep)
+}
+
+const conflictRetries = 3
+
+// InTx runs a step. A conflict with another transaction rolls the step back,
+// whole, and runs it again.
+func (s *postgresSession) InTx(ctx context.Context, step step, fn func(context.Context, tx) error) error {
+	access := pgdb.Access(!s.dry)
+	for attempt := 0; ; attempt++ {
+		err := s.conn.InTx(ctx, access, func(ctx context.Context, ptx pgx.Tx) error {
+			return fn(ctx, &postgresTx{session: s, step: step, tx: ptx, tiers: newTierSet[pgdb.Querier](s.tiers)})
+		})
+		switch code := pgdb.Code(err); {
+		case err == nil:
+			return nil
+		case (code == pgdb.SerializationFailure || code == pgdb.DeadlockDetected) && attempt < conflictRetries:
+			continue
+		case code == pgdb.QueryCanceled && ctx.Err() == nil, code == pgdb.LockNotAvailable:
+			return fmt.Errorf("%s: %w: %w", step, errTooSlow, err)
+		default:
+			return fmt.Errorf("%s: %w", step, err)
+		}
+	}
+}
+
+// postgresTx is one transaction on the lease's connection.
+type postgresTx struct {
+	session *postgresSession
+	step    step
+	tx      pgx.Tx
+	tiers   tierSet[pgdb.Querier]
+}
+
+// Verify looks for the own lease in pg_locks and compares every table with what
+// was consulted, by OID.
+func (t *postgresTx) Verify(ctx context.Context) error {
+	if err := t.session.lease.Verify(ctx, t.tx); err != nil {
+		return err
+	}
+	var prints []pgdb.Fingerprint
+	for _, tier := range t.session.tiers {
+		prints = append(prints, tier.Fingerprint())
+	}
+	changed, err := pgdb.Changed(ctx, t.tx, prints)
+	if err != nil {
+		return err
+	}
+	more, err := t.session.sources.Changed(ctx, t.tx)
+	if err != nil {
+		return err
+	}
+	return changedError(append(changed, more...))
+}
+
+func (t *postgresTx) Window() deleteWindow {
+	return window.NewPostgres(t.tx, t.session.cfg.Schema)
+}
+
+func (t *postgresTx) Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
+	if t.session.dry {
+		return t.tiers.look(ctx, t.tx, keys)
+	}
+	return t.tiers.lock(ctx, t.tx, keys)
+}
+
+// Arbitrate asks the pins first: it locks their rows, and the sources must be
+// read from a snapshot that is younger.
+func (t *postgresTx) Arbitrate(ctx context.Context, keys []blob.Key) ([]verdict, error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	// Only an execution depends on pins that stand still: elsewhere locking them
+	// would just keep their owners waiting.
+	check := fleet.LivePins
+	if t.step == stepExecute && !t.session.dry {
+		check = fleet.CheckPins
+	}
+	pins, err := check(ctx, t.tx, t.session.cfg.Schema, keys)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := t.session.sources.Answers(ctx, t.tx, keys)
+	if err != nil {
+		return nil, err
+	}
+	verdicts := t.session.pool.fold(t.session.sources, answers)
+	for i, pin := range pins {
+		if verdicts[i].cause != causeDead {
+			continue
+		}
+		switch pin.State {
+		case fleet.Unprotected:
+		case fleet.Protected:
+			verdicts[i] = verdict{cause: causePinned, until: pin.Until, why: "a pin"}
+		default:
+			verdicts[i] = verdict{cause: causeLocked, why: "a pin of it is being written"}
+		}
+	}
+	return verdicts, nil
+}
+
+// Delete deletes inside a savepoint, which an error rolls back to.
+func (t *postgresTx) Delete(ctx context.Context, keys []blob.Key) (deleted []blob.Deletion, err error) {
+	err = pgx.BeginFunc(ctx, t.tx, func(sub pgx.Tx) error {
+		deleted, err = t.tiers.delete(ctx, sub, keys)
+		return err
+	})
+	if err != nil && isPostgresRejection(err) {
+		return nil, rejection{err}
+	}
+	return deleted, err
+}
+
+// isPostgresRejection says whether the error may be one row's fault. The other
+// classes are the server's trouble, which the next key would meet as well:
+// https://www.postgresql.org/docs/15/errcodes-appendix.html
+func isPostgresRejection(err error) bool {
+	if errors.Is(err, errSuppressed) {
+		return true
+	}
+	code := pgdb.Code(err)
+	if code == "" || code == pgdb.QueryCanceled || code == pgdb.SerializationFailure || code == pgdb.DeadlockDetected {
+		return false
+	}
+	switch code[:2] {
+	case "08", "53", "54", "57", "58", "XX", "25", "40":
+		return false
+	default:
+		return true
+	}
+}
+
+// postgresEvidence reads, in short read-only transactions, what the sources hold.
+func postgresEvidence(ctx context.Context, sources *liveness.Postgres, inTx func(context.Context, pgdb.Access, func(context.Context, pgx.Tx) error) error) (e Evidence, err error) {
+	run := func(ctx context.Context, fn func(context.Context, pgx.Tx) error) error {
+		return inTx(ctx, pgdb.ReadOnly, fn)
+	}
+	err = run(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		e.Empty, err = sources.Empty(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return e, err
+	}
+	e.BadValue, err = sources.BadValue(ctx, run)
+	return e, err
+}
