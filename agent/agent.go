@@ -33,14 +33,6 @@ type Agent struct {
 	databases databases
 }
 
-// How a batch is paced, by the engine of the host. On SQLite every writer of
-// the application waits for the whole batch, so batches are short and followed
-// by a rest, in which a writer that polls for the lock can get it.
-var (
-	postgresPace = pace{limit: 1000, target: 250 * time.Millisecond}
-	sqlitePace   = pace{limit: 250, target: 50 * time.Millisecond, rest: 0.5}
-)
-
 // sqliteBusy is how long one attempt waits for another writer.
 const sqliteBusy = 5 * time.Second
 
@@ -69,14 +61,12 @@ func (a *Agent) newPool(cfg config.Pool) (*Pool, error) {
 	}
 	switch {
 	case db.postgres != nil:
-		p.host, p.pace = &postgresHost{pool: p, db: db.postgres}, postgresPace
+		p.host, p.pace = &postgresHost{pool: p, db: db.postgres}, postgresPace.within(cfg.Limits.Batch)
 	case db.sqlite != nil:
-		p.host, p.pace = &sqliteHost{pool: p, db: db.sqlite}, sqlitePace
+		p.host, p.pace = &sqliteHost{pool: p, db: db.sqlite}, sqlitePace.within(cfg.Limits.Batch)
 	default:
 		return nil, fmt.Errorf("pool %s: no tier of it stands in a database", cfg.Name)
 	}
-	p.pace.most = cfg.Limits.Batch
-	p.pace.limit = min(p.pace.limit, p.pace.most)
 	return p, a.addElsewhere(p)
 }
 

@@ -34,7 +34,7 @@ func newPostgresApp(t testing.TB) *app {
 func newSQLiteApp(t testing.TB) *app {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "app.db")
-	a := openApp(t, "sqlite", "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	a := openApp(t, "sqlite", "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)&_pragma=synchronous(0)")
 	a.url = "sqlite:" + path
 	a.exec("PRAGMA journal_mode = WAL")
 	return a

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/alkblobs/gc-agent/agent/config"
 	"github.com/alkblobs/gc-agent/internal/finding"
 	"github.com/alkblobs/gc-agent/liveness"
 )
@@ -76,8 +77,8 @@ func (s *sweep) describe(ctx context.Context, check *PoolCheck) error {
 		if err != nil {
 			return fmt.Errorf("read the sources of pool %s: %w", s.pool.cfg.Name, err)
 		}
-		for _, info := range e.Empty {
-			check.Against = append(check.Against, fmt.Sprintf("%s: source %s refers to nothing (%s); if that is right, set allow_empty: true", info.Path, info.Name, CauseEmptySource))
+		if len(e.Empty) > 0 && s.braked(config.BrakeEmptySource) {
+			check.Against = append(check.Against, string(CauseEmptySource)+": "+emptyDetail(e.Empty))
 		}
 		if e.BadValue != nil {
 			check.Against = append(check.Against, e.BadValue.String())

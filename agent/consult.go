@@ -96,12 +96,13 @@ func (s *sweep) weigh(ctx context.Context) error {
 		if err != nil {
 			return unreadable(ctx, err)
 		}
-		if len(e.Empty) > 0 && s.braked(config.BrakeEmptySource) {
-			var names []string
-			for _, info := range e.Empty {
-				names = append(names, fmt.Sprintf("%s (source %s)", info.Path, info.Name))
+		if len(e.Empty) > 0 {
+			if s.braked(config.BrakeEmptySource) {
+				return &abort{CauseEmptySource, emptyDetail(e.Empty)}
 			}
-			return &abort{CauseEmptySource, "no row refers to anything in " + strings.Join(names, ", ") + "; if that is right, set allow_empty: true"}
+			// Somebody took the brake off knowing this. What turns empty from now on still
+			// protects every key.
+			r.AllowEmpty(e.Empty)
 		}
 		if e.BadValue != nil {
 			return &abort{CauseProtectFailed, e.BadValue.String()}
@@ -110,9 +111,18 @@ func (s *sweep) weigh(ctx context.Context) error {
 	return nil
 }
 
+func emptyDetail(empty []liveness.Info) string {
+	var names []string
+	for _, info := range empty {
+		names = append(names, fmt.Sprintf("%s (source %s)", info.Path, info.Name))
+	}
+	return "no row refers to anything in " + strings.Join(names, ", ") + "; if that is right, set allow_empty: true"
+}
+
 // evidenceReader is the resolved sources of one database.
 type evidenceReader interface {
 	Infos() []liveness.Info
+	AllowEmpty(empty []liveness.Info)
 	Evidence(ctx context.Context) (Evidence, error)
 }
 

@@ -51,6 +51,9 @@ func (o *postgresOracle) Settle(ctx context.Context) (string, error) {
 
 func (o *postgresOracle) Infos() []liveness.Info { return o.sources.Sources() }
 
+// AllowEmpty lets sources be empty for this sweep.
+func (o *postgresOracle) AllowEmpty(empty []liveness.Info) { o.sources.AllowEmpty(empty) }
+
 // Scanned says whether a source is read whole by every statement.
 func (o *postgresOracle) Scanned() bool { return o.sources.Scanned() }
 
@@ -107,6 +110,9 @@ func (o *sqliteOracle) Settle(ctx context.Context) (string, error) {
 }
 
 func (o *sqliteOracle) Infos() []liveness.Info { return o.sources.Sources() }
+
+// AllowEmpty lets sources be empty for this sweep.
+func (o *sqliteOracle) AllowEmpty(empty []liveness.Info) { o.sources.AllowEmpty(empty) }
 
 // Scanned says whether a source is read whole by every statement.
 func (o *sqliteOracle) Scanned() bool { return o.sources.Scanned() }

@@ -17,6 +17,9 @@ func (s *sweep) execute(ctx context.Context) error {
 	if s.dry() {
 		return s.preview(ctx)
 	}
+	if s.scanned() {
+		s.pace.enlarge()
+	}
 	for asked := false; ; asked = true {
 		if s.stopped() {
 			return errStopped
@@ -94,8 +97,10 @@ func (s *sweep) executeBatch(ctx context.Context) error {
 		return err
 	})
 	switch {
-	case errors.Is(err, errTooSlow) && s.pace.shrink():
+	case (errors.Is(err, errTooSlow) || isRejection(err)) && s.pace.shrink():
 		return nil
+	case isRejection(err), errors.Is(err, errSlowDelete):
+		return s.setBack(ctx, err)
 	case errors.Is(err, errChanged) && s.rep.Overdue == 0:
 		return &abort{CauseProtectFailed, err.Error()}
 	case err != nil:
@@ -105,8 +110,8 @@ func (s *sweep) executeBatch(ctx context.Context) error {
 	return s.clock.Sleep(ctx, s.pace.after(s.clock.Now().Sub(began)))
 }
 
-// setBack sets aside the one key whose batch was rejected as a whole, although
-// the key stood alone in it.
+// setBack sets aside the one key whose batch was rejected as a whole, or took too
+// long, although the key stood alone in it.
 func (s *sweep) setBack(ctx context.Context, why error) error {
 	var b batch
 	err := s.inTx(ctx, stepExecute, func(ctx context.Context, tx tx) (err error) {
@@ -201,19 +206,22 @@ func foldHolds(verdicts []verdict, holds []blob.Hold) {
 	}
 }
 
-// mostRejected bounds how many keys of one batch are singled out, and with it
-// how long the batch takes where a trigger rejects every key. Those that were
-// singled out don't come back in this sweep, so the next batch gets further.
-const mostRejected = 32
+// Singling out the keys that are rejected costs several attempts each, and each
+// attempt may wait for a lock: it ends after so many keys, or so long. Those that
+// were singled out don't come back in this sweep, so the next batch gets further.
+const (
+	mostRejected = 32
+	patience     = 250 * time.Millisecond
+)
 
 // delete deletes the dead of the batch. A rejection is halved until the key
 // that causes it stands alone; the others go.
 func (s *sweep) delete(ctx context.Context, tx tx, keys []blob.Key, b *batch) error {
 	b.freed = make([]int64, len(keys))
-	rejected := 0
+	began, rejected := s.clock.Now(), 0
 	dead, at := selectDead(keys, b.verdicts)
 	return halve(dead, at, func(keys []blob.Key, at []int) error {
-		if rejected == mostRejected {
+		if rejected == mostRejected || rejected > 0 && s.clock.Now().Sub(began) > patience {
 			for _, i := range at {
 				b.verdicts[i] = verdict{cause: causeLeft}
 			}
@@ -364,45 +372,4 @@ func (s *sweep) decided(key blob.Key, v verdict) {
 	if s.opts.Decided != nil {
 		s.opts.Decided(Decision{Key: key, Cause: v.cause.String(), Detail: v.why})
 	}
-}
-
-// pace adapts the size of a batch to the time that the database takes for it,
-// and rests between batches where the writers of the application have to wait
-// for the whole batch.
-type pace struct {
-	limit, most int
-	target      time.Duration // of a batch
-	rest        float64       // of a batch's time
-}
-
-// after takes in how long a batch took and returns how long to rest.
-func (p *pace) after(took time.Duration) time.Duration {
-	switch {
-	case took > p.target:
-		p.limit = max(1, p.limit/2)
-	case took < p.target/2:
-		p.limit = min(p.most, p.limit*2)
-	}
-	return time.Duration(p.rest * float64(took))
-}
-
-// A batch that has to read a source whole is made to count.
-const (
-	scannedBatch  = 20_000
-	scannedTarget = 2 * time.Second
-)
-
-// enlarge adapts to sources that every batch reads from end to end.
-func (p *pace) enlarge() {
-	p.limit, p.most = max(p.limit, scannedBatch), max(p.most, scannedBatch)
-	p.target = max(p.target, scannedTarget)
-}
-
-// shrink makes the next batch much smaller; false when it can't be.
-func (p *pace) shrink() bool {
-	if p.limit == 1 {
-		return false
-	}
-	p.limit = max(1, p.limit/4)
-	return true
 }

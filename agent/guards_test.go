@@ -297,9 +297,10 @@ func TestSourceEmptiedAtEveryStatement(t *testing.T) {
 	for _, pause := range []int{1, 3} {
 		t.Run(fmt.Sprintf("for %d statements", pause), func(t *testing.T) {
 			eachEngine(t, func(t *testing.T, a *app) {
-				for n := 1; sweepWhileEmptied(t, a, n, pause); n++ {
+				e := newEmptier(a, pause)
+				for e.at = 1; e.sweepOnce(); e.at++ {
 					if t.Failed() {
-						t.Fatalf("emptied before statement %d", n)
+						t.Fatalf("emptied before statement %d", e.at)
 					}
 				}
 			})
@@ -307,39 +308,53 @@ func TestSourceEmptiedAtEveryStatement(t *testing.T) {
 	}
 }
 
-// sweepWhileEmptied says whether the sweep had n statements.
-func sweepWhileEmptied(t *testing.T, a *app, n, pause int) bool {
-	w := a.windowTable()
-	if n == 1 {
-		a.library(6)
-		sweep(t, a.pool(poolYAML{liveness: a.refs()}))
+// emptier is a library whose references are away for some statements of a sweep.
+type emptier struct {
+	*app
+	pool      *agent.Pool
+	at, pause int
+
+	statements int
+	emptied    bool
+}
+
+const loadRefs = `INSERT INTO refs VALUES ('b1'), ('b2'), ('b3')`
+
+func newEmptier(a *app, pause int) *emptier {
+	a.library(6)
+	e := &emptier{app: a, pause: pause}
+	e.pool = a.poolWith(poolYAML{liveness: a.refs()}, onStatement(e.see))
+	sweep(a.t, e.pool)
+	return e
+}
+
+func (e *emptier) see(string) {
+	e.statements++
+	if e.statements == e.at {
+		e.emptied = e.try(map[string]string{"postgres": `TRUNCATE refs`, "sqlite": `DELETE FROM refs`}[e.engine])
+	} else if e.emptied && e.statements >= e.at+e.pause {
+		e.emptied = !e.try(loadRefs)
 	}
-	a.exec(`DELETE FROM blobs`, `DELETE FROM refs`, `DELETE FROM `+w)
-	a.fill("blobs", 6)
-	const load = `INSERT INTO refs VALUES ('b1'), ('b2'), ('b3')`
-	a.exec(load)
+}
+
+// sweepOnce says whether the sweep had so many statements.
+func (e *emptier) sweepOnce() bool {
+	sql := []string{`BEGIN`, `DELETE FROM blobs`, `DELETE FROM refs`, `DELETE FROM ` + e.windowTable(), loadRefs}
 	for _, key := range names(1, 6) {
-		a.exec(fmt.Sprintf(`INSERT INTO %s VALUES (%s, 1)`, w, a.literal(key)))
+		sql = append(sql, fmt.Sprintf(`INSERT INTO blobs VALUES ('%s', 10)`, key), fmt.Sprintf(`INSERT INTO %s VALUES (%s, 1)`, e.windowTable(), e.literal(key)))
 	}
-	statements, emptied := 0, false
-	p := a.poolWith(poolYAML{liveness: a.refs()}, onStatement(func(string) {
-		statements++
-		if statements == n {
-			emptied = a.try(map[string]string{"postgres": `TRUNCATE refs`, "sqlite": `DELETE FROM refs`}[a.engine])
-		} else if emptied && statements >= n+pause {
-			emptied = !a.try(load)
-		}
-	}))
-	rep, err := p.Sweep(t.Context(), agent.SweepOptions{})
-	if emptied {
-		a.exec(load)
+	e.exec(strings.Join(append(sql, `COMMIT`), ";"))
+	e.statements, e.emptied = 0, false
+	rep, err := e.pool.Sweep(e.t.Context(), agent.SweepOptions{})
+	if e.emptied {
+		e.exec(loadRefs)
 	}
 	if err != nil {
-		t.Errorf("sweep: %v", err)
+		e.t.Errorf("sweep: %v", err)
 	}
-	checkCounts(t, rep)
-	wantColumn(t, a, `SELECT id FROM blobs WHERE id IN ('b1', 'b2', 'b3')`, "b1", "b2", "b3")
-	return statements >= n
+	checkCounts(e.t, rep)
+	wantColumn(e.t, e.app, `SELECT id FROM blobs WHERE id IN ('b1', 'b2', 'b3')`, "b1", "b2", "b3")
+	return e.statements >= e.at
 }
 
 // try runs a statement that gives up at once where it would have to wait for the

@@ -80,6 +80,8 @@ func (s *inlineSession) EnsureSchema(context.Context) error { return nil }
 
 func (s *inlineSession) Infos() []liveness.Info { return nil }
 
+func (s *inlineSession) AllowEmpty([]liveness.Info) {}
+
 func (s *inlineSession) Scanned() bool { return false }
 
 func (s *inlineSession) Settle(context.Context) (string, error) { return "", nil }

@@ -294,7 +294,7 @@ func mustStat(t testing.TB, tier *memory.Tier, key blob.Key) []blob.Object {
 // what was put during it.
 func TestInlineProperty(t *testing.T) {
 	t.Parallel()
-	s := newShop(newSQLiteApp(t), "3s", agent.Options{}, nil)
+	s := newShop(newSQLiteApp(t), "1s", agent.Options{}, nil)
 	key := rapid.Map(rapid.IntRange(1, 9), func(n int) string { return fmt.Sprint("b", n) })
 	rapid.Check(t, func(t *rapid.T) {
 		s.exec(`DELETE FROM refs`)
@@ -312,11 +312,11 @@ func TestInlineProperty(t *testing.T) {
 			}
 		}
 		forget := func(k string) { s.exec(`DELETE FROM refs WHERE blob = '` + k + `'`); delete(refs, k) }
-		t.Repeat(map[string]func(*rapid.T){
-			"put":    func(t *rapid.T) { put(key.Draw(t, "key")) },
-			"refer":  func(t *rapid.T) { refer(key.Draw(t, "key")) },
-			"forget": func(t *rapid.T) { forget(key.Draw(t, "key")) },
-			"sweep": func(t *rapid.T) {
+		steps := map[string]func(){
+			"put":    func() { put(key.Draw(t, "key")) },
+			"refer":  func() { refer(key.Draw(t, "key")) },
+			"forget": func() { forget(key.Draw(t, "key")) },
+			"sweep": func() {
 				// In the window the application refers to some and puts others.
 				saved, renewed, dropped := key.Draw(t, "saved"), key.Draw(t, "renewed"), key.Draw(t, "dropped")
 				kept := map[string]bool{dropped: refs[dropped] > 0}
@@ -337,18 +337,20 @@ func TestInlineProperty(t *testing.T) {
 					}
 				}
 			},
-			"": func(t *rapid.T) {
-				want := []string{}
-				for _, k := range names(1, 9) {
-					if there[k] {
-						want = append(want, k)
-					}
+		}
+		plan := rapid.SliceOfN(rapid.SampledFrom([]string{"put", "put", "refer", "forget", "sweep"}), 1, 12).Draw(t, "plan")
+		for _, step := range append(plan, "sweep") {
+			steps[step]()
+			want := []string{}
+			for _, k := range names(1, 9) {
+				if there[k] {
+					want = append(want, k)
 				}
-				if diff := cmp.Diff(want, s.blobs()); diff != "" {
-					t.Fatalf("blobs -want +got:\n%s", diff)
-				}
-			},
-		})
+			}
+			if diff := cmp.Diff(want, s.blobs()); diff != "" {
+				t.Fatalf("after %s: blobs -want +got:\n%s", step, diff)
+			}
+		}
 	})
 }
 

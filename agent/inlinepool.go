@@ -8,9 +8,6 @@ import (
 	"github.com/alkblobs/gc-agent/agent/config"
 )
 
-// How a batch is paced where no database holds the blobs: nobody waits for it.
-var storePace = pace{limit: 1000, target: 250 * time.Millisecond}
-
 // longestInline is the longest window that a sweep can be expected to sit out.
 const longestInline = time.Hour
 
@@ -27,10 +24,8 @@ func NewInline(cfg *config.Validated, pool config.Pool, tier StoreTier, opts Opt
 	}
 	pool.Host, pool.Blobs = "", nil
 	a := &Agent{cfg: cfg, opts: opts, databases: databases{cfg: cfg, opts: opts}}
-	p := &Pool{cfg: pool, clock: opts.Clock, log: opts.Log.With().Str("pool", pool.Name).Logger(), pace: storePace}
+	p := &Pool{cfg: pool, clock: opts.Clock, log: opts.Log.With().Str("pool", pool.Name).Logger(), pace: storePace.within(pool.Limits.Batch)}
 	p.host = &inlineHost{pool: p, tier: tier}
-	p.pace.most = pool.Limits.Batch
-	p.pace.limit = min(p.pace.limit, p.pace.most)
 	if err := a.addElsewhere(p); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}

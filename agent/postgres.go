@@ -133,6 +133,9 @@ func (s *postgresSession) Evidence(ctx context.Context) (Evidence, error) {
 // Infos describes the host's sources.
 func (s *postgresSession) Infos() []liveness.Info { return s.sources.Sources() }
 
+// AllowEmpty lets sources be empty for this sweep.
+func (s *postgresSession) AllowEmpty(empty []liveness.Info) { s.sources.AllowEmpty(empty) }
+
 // Scanned says whether a source is read whole by every statement.
 func (s *postgresSession) Scanned() bool { return s.sources.Scanned() }
 
@@ -273,10 +276,16 @@ func (t *postgresTx) Delete(ctx context.Context, keys []blob.Key) (deleted []blo
 		deleted, err = t.tiers.delete(ctx, sub, keys)
 		return err
 	})
-	if err != nil && isPostgresRejection(err) {
+	switch {
+	case err == nil:
+		return deleted, nil
+	case isPostgresRejection(err):
 		return nil, rejection{err}
+	case pgdb.Code(err) == pgdb.QueryCanceled:
+		return nil, fmt.Errorf("%w: %w", errSlowDelete, err)
+	default:
+		return nil, err
 	}
-	return deleted, err
 }
 
 // isPostgresRejection says whether the error may be one row's fault. The other

@@ -51,6 +51,8 @@ type consulter interface {
 	// EnsureSchema creates the window where it is missing. A dry session only
 	// notes whether it is there.
 	EnsureSchema(ctx context.Context) error
+	// AllowEmpty lets sources that are empty be so, for this sweep.
+	AllowEmpty(empty []liveness.Info)
 	// Infos describes the resolved sources.
 	Infos() []liveness.Info
 	// Scanned says whether a resolved source is read whole by every statement.
@@ -166,6 +168,7 @@ type windowReader interface {
 type oracle interface {
 	Consult(ctx context.Context) (finding.List, error)
 	Evidence(ctx context.Context) (Evidence, error)
+	AllowEmpty(empty []liveness.Info)
 	Settle(ctx context.Context) (holdup string, err error)
 	sourceReader
 }
@@ -224,6 +227,9 @@ func (c cause) String() string {
 // errTooSlow marks a transaction that ran into one of its own time limits: a
 // smaller one may not.
 var errTooSlow = errors.New("ran into a time limit")
+
+// errSlowDelete marks one whose delete it was that took too long.
+var errSlowDelete = errors.New("the delete took too long")
 
 // errChanged marks a tier or a source that isn't the object that was consulted.
 var errChanged = errors.New("changed since the sweep began")

@@ -107,7 +107,10 @@ type state struct {
 	Batch  int
 }
 
-const stateBlobs = 12
+const (
+	stateBlobs = 12
+	mostBatch  = 5
+)
 
 func states() *rapid.Generator[state] {
 	some := rapid.SliceOfNDistinct(rapid.IntRange(1, stateBlobs), 0, stateBlobs, rapid.ID[int])
@@ -115,7 +118,7 @@ func states() *rapid.Generator[state] {
 		return state{
 			Blobs: some.Draw(t, "blobs"), Refs: some.Draw(t, "refs"), Docs: some.Draw(t, "docs"), Hidden: some.Draw(t, "hidden"),
 			Window: rapid.MapOf(rapid.IntRange(1, stateBlobs+2), rapid.Bool()).Draw(t, "window"),
-			Pinned: some.Draw(t, "pinned"), Batch: rapid.IntRange(1, 5).Draw(t, "batch"),
+			Pinned: some.Draw(t, "pinned"), Batch: rapid.IntRange(1, mostBatch).Draw(t, "batch"),
 		}
 	})
 }
@@ -158,13 +161,9 @@ func (a *app) become(s state) {
 
 // predicts compares a dry run with the sweep that follows, and the sweep with
 // what is right.
-func (a *app) predicts(t fails, s state) {
+func (a *predictor) predicts(t fails, s state) {
 	a.become(s)
-	guard := "allow_empty: true, guard: " + a.settle()
-	p := a.pool(poolYAML{extra: fmt.Sprintf("limits: {batch: %d, page: 3}", s.Batch), liveness: []string{
-		"{name: refs, table: refs, column: blob, " + guard + "}",
-		"{name: docs, table: docs, column: blob, where: hidden = 0, " + guard + "}",
-	}})
+	p := a.pools[s.Batch]
 	sweepAs := func(dry bool) (agent.Report, decided) {
 		d := decided{}
 		opts := d.options()
@@ -240,27 +239,40 @@ func sortedKeys(keys []string) []string {
 	return keys
 }
 
-// predictor makes the tables, and with a first sweep those of the agent.
-func (a *app) predictor() {
+// predictor is a library with two sources.
+type predictor struct {
+	*app
+	pools []*agent.Pool // by the size of their batches
+}
+
+// newPredictor makes the tables, and with a first sweep those of the agent.
+func newPredictor(a *app) *predictor {
 	a.library(1)
 	a.exec(`CREATE TABLE docs (blob text, hidden integer)`, `CREATE INDEX docs_blob ON docs (blob)`)
-	sweep(a.t, a.pool(poolYAML{liveness: a.refs()}))
+	p := &predictor{app: a, pools: make([]*agent.Pool, 1)}
+	guard := "allow_empty: true, guard: " + a.settle()
+	for batch := 1; batch <= mostBatch; batch++ {
+		p.pools = append(p.pools, a.pool(poolYAML{extra: fmt.Sprintf("limits: {batch: %d, page: 3}", batch), liveness: []string{
+			"{name: refs, table: refs, column: blob, " + guard + "}",
+			"{name: docs, table: docs, column: blob, where: hidden = 0, " + guard + "}",
+		}}))
+	}
+	sweep(a.t, p.pools[1])
+	return p
 }
 
 func TestDryRunPredictsTheSweep(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
 		t.Parallel()
-		a := newSQLiteApp(t)
-		a.predictor()
-		rapid.Check(t, func(t *rapid.T) { a.predicts(t, states().Draw(t, "state")) })
+		p := newPredictor(newSQLiteApp(t))
+		rapid.Check(t, func(t *rapid.T) { p.predicts(t, states().Draw(t, "state")) })
 	})
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
-		a := newPostgresApp(t)
-		a.predictor()
+		p := newPredictor(newPostgresApp(t))
 		for seed := range 20 {
-			a.predicts(t, states().Example(seed))
+			p.predicts(t, states().Example(seed))
 		}
 	})
 }

@@ -30,9 +30,7 @@ func TestKeyInTwoTiersIsDeletedFromBoth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachEngine(t, func(t *testing.T, a *app) {
 				p := a.pool(a.twoTiers(limits))
-				staged := agent.Report{Scanned: 8, Referenced: 3, CandidatesStaged: 4}
-				wantCounts(t, sweepWith(t, p, agent.SweepOptions{DryRun: true}), staged)
-				wantCounts(t, sweep(t, p), staged)
+				wantCounts(t, sweep(t, p), agent.Report{Scanned: 8, Referenced: 3, CandidatesStaged: 4})
 				a.wantWindow("b2", "b3", "b5", "b6")
 				executed := agent.Report{Scanned: 8, Referenced: 3, Overdue: 4, Deleted: 4, BytesReclaimed: 1 + 11 + 10 + 10}
 				wantCounts(t, sweepWith(t, p, agent.SweepOptions{DryRun: true}), executed)

@@ -295,6 +295,14 @@ func (p *Postgres) answersSQL() string {
 	return b.String()
 }
 
+// AllowEmpty lets sources that Empty returned refer to nothing, without
+// protecting every key by it.
+func (p *Postgres) AllowEmpty(empty []Info) {
+	for i := range p.sources {
+		p.sources[i].allowEmpty(empty)
+	}
+}
+
 // Empty reads every source, to its first row that refers to anything, and
 // returns those that have none and aren't allowed to. In a read-only transaction
 // SQL of a source's that changes something is an error here.

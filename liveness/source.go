@@ -36,6 +36,13 @@ const (
 	Serial     Guard = "serial"
 )
 
+// allowEmpty allows the source to be empty if it is among them.
+func (s *Source) allowEmpty(among []Info) {
+	for _, info := range among {
+		s.AllowEmpty = s.AllowEmpty || info.Path == s.Path
+	}
+}
+
 // Verdict says whether any source refers to a key. The zero value keeps it.
 type Verdict uint8
 

@@ -285,6 +285,14 @@ func (l *SQLite) answersSQL() string {
 	return b.String()
 }
 
+// AllowEmpty lets sources that Empty returned refer to nothing, without
+// protecting every key by it.
+func (l *SQLite) AllowEmpty(empty []Info) {
+	for i := range l.sources {
+		l.sources[i].allowEmpty(empty)
+	}
+}
+
 // Empty reads every source, to its first row that refers to anything, and
 // returns those that have none and aren't allowed to.
 func (l *SQLite) Empty(ctx context.Context, q sqlitedb.Querier) ([]Info, error) {
