@@ -2,6 +2,7 @@
 
 GO       ?= go
 FUZZTIME ?= 30s
+KEYS     ?= 200000
 
 LINT_VERSION   := v2.15.0
 FORMAT_VERSION := v0.12.0
@@ -37,8 +38,8 @@ lint: $(LINT) ## run the linter
 fmt: $(FORMAT) ## format the Go code
 	$(FORMAT) -l -w .
 
-bench: ## run the benchmarks, beside a Postgres server of their own
-	exec scripts/postgres run -- $(GO) test -run '^$$' -bench . -timeout 60m ./bench/...
+bench: ## measure sweeps of KEYS (200000) blobs, beside a Postgres server of their own
+	exec scripts/postgres run -- $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./bench -args -keys $(KEYS)
 
 fuzz: ## fuzz each target for FUZZTIME (30s)
 	GO='$(GO)' scripts/fuzz $(FUZZTIME)

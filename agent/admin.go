@@ -8,7 +8,6 @@ import (
 	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/fleet"
 	"github.com/alkblobs/gc-agent/internal/finding"
-	"github.com/alkblobs/gc-agent/internal/sqlitedb"
 	"github.com/alkblobs/gc-agent/window"
 )
 
@@ -115,44 +114,37 @@ func (p *Pool) ParseKey(ctx context.Context, s string) (key blob.Key, err error)
 }
 
 // SchemaSQL returns the statements that make the pool's schema, for a role that
-// may run them in the agent's place.
-func (p *Pool) SchemaSQL() []string {
+// may run them in the agent's place. It connects only for a pool with a fleet,
+// whose functions depend on the tiers.
+func (p *Pool) SchemaSQL(ctx context.Context) (ddl []string, err error) {
 	switch p.host.(type) {
-	case *postgresHost:
-		return append(window.PostgresDDL(p.cfg.Schema), fleet.PinsDDL(p.cfg.Schema)...)
 	case *sqliteHost:
-		return window.SQLiteDDL()
-	default:
-		return nil
+		return window.SQLiteDDL(), nil
+	case *postgresHost:
+		ddl = append(window.PostgresDDL(p.cfg.Schema), ownerDDL(p.cfg))
+		ddl = append(ddl, fleet.PinsDDL(p.cfg.Schema)...)
 	}
+	if !p.cfg.Fleet {
+		return ddl, nil
+	}
+	err = p.administer(ctx, inspect, func(s session) error {
+		if host, ok := s.(*postgresSession); ok {
+			ddl = append(ddl, fleet.FunctionsDDL(p.cfg.Schema, host.pinTiers())...)
+		}
+		return nil
+	})
+	return ddl, err
 }
 
 // EnsureSchema makes the pool's schema where it is missing. It may be called by
-// any number of agents at once.
+// any number of agents at once, and while a sweep is under way.
 func (p *Pool) EnsureSchema(ctx context.Context) error {
-	var err error
-	switch h := p.host.(type) {
-	case *postgresHost:
-		conn, connErr := h.db.Dedicated(ctx)
-		if connErr != nil {
-			return fmt.Errorf("open pool %s: %w", p.cfg.Name, connErr)
+	return p.administer(ctx, prepare, func(s session) error {
+		if err := s.EnsureSchema(ctx); err != nil {
+			return fmt.Errorf("ensure the schema of pool %s: %w", p.cfg.Name, err)
 		}
-		err = errors.Join(ensurePostgresSchema(ctx, conn, p.cfg.Schema), conn.Close(ctx))
-	case *sqliteHost:
-		err = ensureSQLiteSchema(ctx, h.db)
-	}
-	if err != nil {
-		return fmt.Errorf("ensure the schema of pool %s: %w", p.cfg.Name, err)
-	}
-	return nil
-}
-
-func ensureSQLiteSchema(ctx context.Context, db *sqlitedb.DB) error {
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	return errors.Join(window.NewSQLite(conn).EnsureSchema(ctx), conn.Close())
+		return nil
+	})
 }
 
 // Lines returns the findings that make the error, one a line.

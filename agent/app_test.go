@@ -144,10 +144,10 @@ func (a *app) settle() string {
 // poolYAML is a configuration of one pool over the table blobs(id, ...), with
 // a window of zero and the brakes off, as the cases from the field want it.
 type poolYAML struct {
-	mode, window, blobs, brakes, extra string
-	column                             string
-	liveness                           []string
-	databases                          map[string]string
+	name, mode, window, blobs, brakes, extra string
+	column                                   string
+	liveness                                 []string
+	databases                                map[string]string
 }
 
 func (p poolYAML) String() string {
@@ -156,6 +156,7 @@ func (p poolYAML) String() string {
 			*s = value
 		}
 	}
+	def(&p.name, "p")
 	def(&p.mode, "enforce")
 	def(&p.window, "0s")
 	def(&p.column, "id")
@@ -166,7 +167,7 @@ func (p poolYAML) String() string {
 	for name, url := range p.databases {
 		fmt.Fprintf(&b, "  %s: {url: %q}\n", name, url)
 	}
-	fmt.Fprintf(&b, "pools:\n  - name: p\n    database: app\n    mode: %s\n    window: %s\n    schedule: \"@every 1s\"\n    brakes: %s\n", p.mode, p.window, p.brakes)
+	fmt.Fprintf(&b, "pools:\n  - name: %s\n    database: app\n    mode: %s\n    window: %s\n    schedule: \"@every 1s\"\n    brakes: %s\n", p.name, p.mode, p.window, p.brakes)
 	fmt.Fprintf(&b, "    blobs:\n      - %s\n", p.blobs)
 	if len(p.liveness) > 0 {
 		b.WriteString("    liveness:\n")
@@ -206,11 +207,7 @@ func (a *app) agent(p poolYAML, opts agent.Options) *agent.Agent {
 
 func (a *app) pool(p poolYAML) *agent.Pool {
 	a.t.Helper()
-	pool, ok := a.agent(p, agent.Options{}).Pool("p")
-	if !ok {
-		a.t.Fatal("no pool p")
-	}
-	return pool
+	return a.agent(p, agent.Options{}).Pools()[0]
 }
 
 // sweep sweeps once and fails the test on an error or an abort.

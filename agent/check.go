@@ -22,8 +22,16 @@ type PoolCheck struct {
 	Keys     string // the kind of the keys; empty where no tier could be resolved
 	Sources  []liveness.Info
 	Findings finding.List
-	// Against says what of the sources' values would abort a sweep now.
-	Against []string
+	// Against is what of the sources' values would abort a sweep now.
+	Against []Objection
+}
+
+// Objection is a reason for a sweep to abort: its cause, where in the configuration
+// it belongs, and a sentence.
+type Objection struct {
+	Cause   Cause
+	Path    string
+	Message string
 }
 
 // Bad says whether a sweep would be refused or abort as things stand.
@@ -77,11 +85,13 @@ func (s *sweep) describe(ctx context.Context, check *PoolCheck) error {
 		if err != nil {
 			return fmt.Errorf("read the sources of pool %s: %w", s.pool.cfg.Name, err)
 		}
-		if len(e.Empty) > 0 && s.braked(config.BrakeEmptySource) {
-			check.Against = append(check.Against, string(CauseEmptySource)+": "+emptyDetail(e.Empty))
+		if s.braked(config.BrakeEmptySource) {
+			for _, info := range e.Empty {
+				check.Against = append(check.Against, Objection{CauseEmptySource, info.Path, emptyDetail([]liveness.Info{info})})
+			}
 		}
 		if e.BadValue != nil {
-			check.Against = append(check.Against, e.BadValue.String())
+			check.Against = append(check.Against, Objection{CauseProtectFailed, e.BadValue.Source.Path, e.BadValue.String()})
 		}
 	}
 	return nil

@@ -95,7 +95,7 @@ func (d *daemon) greet(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		d.pool.log.Error().Err(err).Dur("retry_in", wait).Msg("the pool can't be looked at yet")
+		d.pool.log.Error().Err(err).Int64("retry_in_ms", wait.Milliseconds()).Msg("the pool can't be looked at yet")
 		if err := d.sleep(ctx, wait); err != nil {
 			return err
 		}
@@ -110,27 +110,47 @@ func (d *daemon) logCheck(check PoolCheck) {
 		}
 		d.pool.log.WithLevel(level).Str("path", f.Path).Msg(f.Message)
 	}
-	for _, line := range check.Against {
-		d.pool.log.Warn().Msg(line)
+	for _, o := range check.Against {
+		d.pool.log.Warn().Str("path", o.Path).Str("cause", string(o.Cause)).Msg(o.Message)
 	}
 	d.pool.log.Info().Str("mode", check.Mode).Str("schedule", check.Schedule).Time("next", check.Next).
-		Dur("window", check.Window).Bool("ready", !check.Bad()).Msg("pool is on its schedule")
+		Int64("window_ms", check.Window.Milliseconds()).Bool("ready", !check.Bad()).Msg("pool is on its schedule")
 }
 
 // sweep sweeps once. Whatever goes wrong is logged, and the next tick tries
 // again.
 func (d *daemon) sweep(ctx context.Context) {
 	rep, err := d.pool.Sweep(ctx, SweepOptions{Stop: d.stop})
-	event := d.pool.log.Info()
-	msg := "swept"
+	logSweep(&d.pool.log, rep, err)
+}
+
+// logSweep logs how a sweep ended: what nobody has to look at is no warning.
+func logSweep(log *zerolog.Logger, rep Report, err error) {
 	switch {
 	case err != nil:
-		event, msg = d.pool.log.Error().Err(err), "sweep failed; the next tick tries again"
+		logReport(log.Error().Err(err), rep).Msg("sweep failed; the next tick tries again")
+	case rep.Skipped():
+		logReport(log.Info().Str("aborted", string(*rep.Aborted)), rep).Msg("sweep skipped: another agent is sweeping this pool")
 	case rep.Aborted != nil:
-		event, msg = d.pool.log.Warn().Str("aborted", string(*rep.Aborted)), "sweep aborted: nothing was deleted"
+		logReport(log.Warn().Str("aborted", string(*rep.Aborted)), rep).Msg("sweep aborted: nothing was deleted")
+	case rep.HeldUp():
+		logReport(log.Warn(), rep).Msg("sweep held up: what is overdue is left for the next one")
+	case rep.Stopped():
+		logReport(log.Info(), rep).Msg("sweep stopped")
+	default:
+		logReport(log.Info(), rep).Msg("swept")
 	}
-	logReport(event, rep).Msg(msg)
 }
+
+// Skipped says whether the sweep left everything to another agent's.
+func (r Report) Skipped() bool { return r.Aborted != nil && *r.Aborted == CauseSweeperLock }
+
+// HeldUp says whether overdue keys were left for the next sweep, for the reason
+// that Detail gives.
+func (r Report) HeldUp() bool { return r.Aborted == nil && r.Detail != "" && !r.Stopped() }
+
+// Stopped says whether the sweep ended early because it was told to.
+func (r Report) Stopped() bool { return r.Aborted == nil && r.Detail == errStopped.Error() }
 
 func logReport(e *zerolog.Event, rep Report) *zerolog.Event {
 	return e.Str("mode", rep.Mode).Str("detail", rep.Detail).
@@ -138,7 +158,7 @@ func logReport(e *zerolog.Event, rep Report) *zerolog.Event {
 		Int64("candidates_staged", rep.CandidatesStaged).Int64("unstaged", rep.Unstaged).
 		Int64("overdue", rep.Overdue).Int64("deleted", rep.Deleted).Int64("cancelled", rep.Cancelled).
 		Interface("cancelled_by", rep.CancelledBy).Int64("bytes_reclaimed", rep.BytesReclaimed).
-		Int64("longest_tx_ms", rep.LongestTxMS).Dur("took", rep.FinishedAt.Sub(rep.StartedAt))
+		Int64("longest_tx_ms", rep.LongestTxMS).Int64("took_ms", rep.FinishedAt.Sub(rep.StartedAt).Milliseconds())
 }
 
 // sleep waits for dur on the pool's clock, less when the daemon stops.

@@ -45,8 +45,8 @@ func (o *postgresOracle) Evidence(ctx context.Context) (Evidence, error) {
 	return postgresEvidence(ctx, o.sources, o.conn.InTx)
 }
 
-func (o *postgresOracle) Settle(ctx context.Context) (string, error) {
-	return liveness.SettlePostgres(ctx, o.conn, o.pool.cfg.Limits.SettleTimeout, o.pool.clock.Sleep)
+func (o *postgresOracle) Settle(ctx context.Context, sleep sleepFunc) (string, error) {
+	return liveness.SettlePostgres(ctx, o.conn, o.pool.cfg.Limits.SettleTimeout, sleep)
 }
 
 func (o *postgresOracle) Infos() []liveness.Info { return o.sources.Sources() }
@@ -105,7 +105,7 @@ func (o *sqliteOracle) Evidence(ctx context.Context) (Evidence, error) {
 	return sqliteEvidence(ctx, o.sources, o.conn)
 }
 
-func (o *sqliteOracle) Settle(ctx context.Context) (string, error) {
+func (o *sqliteOracle) Settle(ctx context.Context, _ sleepFunc) (string, error) {
 	return liveness.SettleSQLite(ctx, o.conn, o.pool.cfg.Limits.SettleTimeout)
 }
 

@@ -20,6 +20,7 @@ func (s *sweep) execute(ctx context.Context) error {
 	if s.scanned() {
 		s.pace.enlarge()
 	}
+	s.pace.bound(s.session.MaxBatch())
 	for asked := false; ; asked = true {
 		if s.stopped() {
 			return errStopped
@@ -63,11 +64,11 @@ func (s *sweep) anythingDue(ctx context.Context) (due bool, err error) {
 
 // settle waits in every database that has a source whose guard is settle.
 func (s *sweep) settle(ctx context.Context) (holdup string, err error) {
-	if holdup, err = s.session.Settle(ctx); err != nil || holdup != "" {
+	if holdup, err = s.session.Settle(ctx, s.sleep); err != nil || holdup != "" {
 		return holdup, err
 	}
 	for _, o := range s.elsewhere {
-		if holdup, err = o.Settle(ctx); err != nil || holdup != "" {
+		if holdup, err = o.Settle(ctx, s.sleep); err != nil || holdup != "" {
 			return holdup, err
 		}
 	}
@@ -353,7 +354,7 @@ func (s *sweep) previewPage(ctx context.Context, tx tx, walk *windowWalk) (b bat
 	if err := s.pool.validKeys(keys); err != nil {
 		return b, err
 	}
-	holds, err := tx.Lock(ctx, keys)
+	holds, err := tx.Look(ctx, keys)
 	if err != nil {
 		return b, err
 	}

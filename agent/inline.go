@@ -37,7 +37,7 @@ func (h *inlineHost) form() Form { return Inline }
 func (h *inlineHost) open(_ context.Context, why purpose) (session, bool, error) {
 	h.pool.setKind(h.tier.Kind())
 	s := &inlineSession{host: h, window: window.NewMemory(), release: func() {}, marked: map[blob.Key]blob.Object{}}
-	if why == inspect {
+	if !why.leased() {
 		return s, true, nil
 	}
 	if !h.lease.TryLock() {
@@ -84,7 +84,13 @@ func (s *inlineSession) AllowEmpty([]liveness.Info) {}
 
 func (s *inlineSession) Scanned() bool { return false }
 
-func (s *inlineSession) Settle(context.Context) (string, error) { return "", nil }
+// MaxBatch is any number: no lock is taken a key.
+func (s *inlineSession) MaxBatch() int { return 0 }
+
+// Tidy has nothing to remove.
+func (s *inlineSession) Tidy(context.Context) error { return nil }
+
+func (s *inlineSession) Settle(context.Context, sleepFunc) (string, error) { return "", nil }
 
 // MarkPage lists one page and has every source asked about it.
 func (s *inlineSession) MarkPage(ctx context.Context, elsewhere askFunc) (page markedPage, more bool, err error) {
@@ -146,6 +152,10 @@ func (t *inlineTx) Window() deleteWindow { return t.session.window }
 
 // Lock only looks: nothing outside a database can be locked.
 func (t *inlineTx) Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
+	return t.Look(ctx, keys)
+}
+
+func (t *inlineTx) Look(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
 	objects, err := t.session.host.tier.Stat(ctx, keys)
 	if err != nil {
 		return nil, fmt.Errorf("look at objects: %w", err)

@@ -70,8 +70,8 @@ func (u unreferenced) candidates(ctx context.Context, elsewhere askFunc, page *m
 	return candidates, nil
 }
 
-// unstage takes keys out of the window that are referred to again, unless they
-// are due: those are executed, so that their counts stay exact.
+// unstage takes keys out of the window that are referred to again, or whose blob
+// is gone, unless they are due: those are executed, so that their counts stay exact.
 func (s *sweep) unstage(ctx context.Context) error {
 	walk := windowWalk{page: s.pool.cfg.Limits.Page}
 	for !walk.done {
@@ -105,16 +105,22 @@ func (s *sweep) unstagePage(ctx context.Context, tx tx, walk *windowWalk) (unsta
 	if err != nil {
 		return 0, err
 	}
-	var live []blob.Key
+	holds, err := tx.Look(ctx, keys)
+	if err != nil {
+		return 0, err
+	}
+	var leave []blob.Key
 	for i, v := range verdicts {
-		if v.cause == causeLive {
-			live = append(live, keys[i])
+		// A blob that is gone has nothing to wait for; one that is put there again gets
+		// a whole window of its own.
+		if v.cause == causeLive || holds[i].State == blob.Absent {
+			leave = append(leave, keys[i])
 		}
 	}
-	if s.dry() || len(live) == 0 {
-		return len(live), nil
+	if s.dry() || len(leave) == 0 {
+		return len(leave), nil
 	}
-	return tx.Window().Unstage(ctx, live)
+	return tx.Window().Unstage(ctx, leave)
 }
 
 // windowWalk pages through a window in key order. A page may be read again, when

@@ -10,7 +10,6 @@ import (
 	"github.com/alkblobs/gc-agent/blob/postgres"
 	"github.com/alkblobs/gc-agent/fleet"
 	"github.com/alkblobs/gc-agent/internal/finding"
-	"github.com/alkblobs/gc-agent/internal/owntable"
 	"github.com/alkblobs/gc-agent/internal/pgdb"
 	"github.com/alkblobs/gc-agent/liveness"
 	"github.com/alkblobs/gc-agent/window"
@@ -33,8 +32,8 @@ func (h *postgresHost) open(ctx context.Context, why purpose) (session, bool, er
 	if err != nil {
 		return nil, false, err
 	}
-	s := &postgresSession{pool: h.pool, cfg: h.pool.cfg, conn: conn, dry: why != write}
-	if why == inspect {
+	s := &postgresSession{pool: h.pool, cfg: h.pool.cfg, conn: conn, dry: why.dry()}
+	if !why.leased() {
 		return s, true, nil
 	}
 	lease, ok, err := fleet.SweepLockAcquire(ctx, conn, h.pool.cfg.Schema)
@@ -57,6 +56,7 @@ type postgresSession struct {
 	sources   *liveness.Postgres
 	hasWindow bool
 	hasPins   bool
+	maxBatch  int
 	marking   postgresMark
 }
 
@@ -79,13 +79,14 @@ func (s *postgresSession) Now(ctx context.Context) (now blob.Instant, err error)
 // are seen in one state of the catalogue.
 func (s *postgresSession) Consult(ctx context.Context) (found finding.List, err error) {
 	err = s.conn.InTx(ctx, pgdb.ReadOnly, func(ctx context.Context, tx pgx.Tx) error {
-		if found, err = s.resolveTiers(ctx, tx); err != nil || found.Worst() > finding.Warning {
+		if found, err = s.resolveTiers(ctx, tx); err != nil {
 			return err
 		}
-		if s.cfg.Mode == config.ModeEnforce {
-			if err := s.checkOwnRights(ctx, tx, &found); err != nil {
-				return err
-			}
+		if err := s.checkTiers(ctx, tx, &found); err != nil {
+			return err
+		}
+		if err := s.checkOwn(ctx, tx, &found); err != nil || len(s.tiers) == 0 {
+			return err // without a tier no source can be judged
 		}
 		more, err := s.resolveSources(ctx, tx)
 		found = append(found, more...)
@@ -139,36 +140,60 @@ func (s *postgresSession) AllowEmpty(empty []liveness.Info) { s.sources.AllowEmp
 // Scanned says whether a source is read whole by every statement.
 func (s *postgresSession) Scanned() bool { return s.sources.Scanned() }
 
-// EnsureSchema creates gc_window and gc_pins where they are missing.
-func (s *postgresSession) EnsureSchema(ctx context.Context) error {
+// EnsureSchema creates gc_window and gc_pins where they are missing, and, for a
+// fleet, the functions to pin by.
+func (s *postgresSession) EnsureSchema(ctx context.Context) (err error) {
 	if !s.dry {
-		if err := ensurePostgresSchema(ctx, s.conn, s.cfg.Schema); err != nil {
+		if err := s.createSchema(ctx); err != nil {
 			return err
 		}
+		s.hasWindow, s.hasPins = true, true
 	}
-	for name, there := range map[string]*bool{"gc_window": &s.hasWindow, "gc_pins": &s.hasPins} {
-		has, err := owntable.HasTable(ctx, s.conn, s.cfg.Schema, name)
-		if err != nil {
-			return err
-		}
-		*there = has
-	}
-	return nil
+	s.maxBatch, err = fleet.MaxBatch(ctx, s.conn)
+	return err
 }
 
-func ensurePostgresSchema(ctx context.Context, conn *pgdb.Conn, schema string) error {
-	if err := window.NewPostgres(conn, schema).EnsureSchema(ctx); err != nil {
+func (s *postgresSession) createSchema(ctx context.Context) error {
+	if err := window.NewPostgres(s.conn, s.cfg.Schema).EnsureSchema(ctx); err != nil {
 		return err
 	}
-	return fleet.EnsureSchema(ctx, conn, schema)
+	if err := s.markOwner(ctx); err != nil {
+		return err
+	}
+	if err := fleet.EnsureSchema(ctx, s.conn, s.cfg.Schema); err != nil || !s.cfg.Fleet {
+		return err
+	}
+	return fleet.EnsureFunctions(ctx, s.conn, s.cfg.Schema, s.pinTiers())
+}
+
+func (s *postgresSession) pinTiers() []fleet.PinTier {
+	tiers := make([]fleet.PinTier, len(s.tiers))
+	for i, t := range s.tiers {
+		tiers[i] = fleet.PinTier{Table: t.Relation().SQL(), KeyColumn: t.KeyColumn().Name, Kind: t.Kind()}
+	}
+	return tiers
+}
+
+// MaxBatch is bounded by the server's lock table, which everybody shares.
+func (s *postgresSession) MaxBatch() int { return s.maxBatch }
+
+// expiredPins bounds what one sweep removes of the pins that have run out.
+const expiredPins = 10_000
+
+// Tidy removes pins that have run out. They protect nothing; they only take room.
+func (s *postgresSession) Tidy(ctx context.Context) error {
+	return s.conn.InTx(ctx, pgdb.ReadWrite, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := fleet.DeleteExpired(ctx, tx, s.cfg.Schema, expiredPins)
+		return err
+	})
 }
 
 // Settle waits for open writers where a source of this database needs it.
-func (s *postgresSession) Settle(ctx context.Context) (string, error) {
+func (s *postgresSession) Settle(ctx context.Context, sleep sleepFunc) (string, error) {
 	if !s.sources.NeedsSettle() {
 		return "", nil
 	}
-	return liveness.SettlePostgres(ctx, s.conn, s.cfg.Limits.SettleTimeout, s.pool.clock.Sleep)
+	return liveness.SettlePostgres(ctx, s.conn, s.cfg.Limits.SettleTimeout, sleep)
 }
 
 const conflictRetries = 3
@@ -228,25 +253,41 @@ func (t *postgresTx) Window() deleteWindow {
 }
 
 func (t *postgresTx) Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
-	if t.session.dry {
-		return t.tiers.look(ctx, t.tx, keys)
-	}
 	return t.tiers.lock(ctx, t.tx, keys)
 }
 
-// Arbitrate asks the pins first: it locks their rows, and the sources must be
-// read from a snapshot that is younger.
+func (t *postgresTx) Look(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
+	return t.tiers.look(ctx, t.tx, keys)
+}
+
+// Arbitrate decides under the key locks where it is followed by a delete. Else
+// it only looks: locks would just keep the owners of pins waiting.
 func (t *postgresTx) Arbitrate(ctx context.Context, keys []blob.Key) ([]verdict, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	// Only an execution depends on pins that stand still: elsewhere locking them
-	// would just keep their owners waiting.
-	check := fleet.LivePins
-	if t.step == stepExecute && !t.session.dry {
-		check = fleet.CheckPins
+	if t.step != stepExecute || t.session.dry {
+		return t.look(ctx, keys)
 	}
-	pins, err := check(ctx, t.tx, t.session.cfg.Schema, keys)
+	asked := &askedSources{session: t.session}
+	decisions, err := fleet.ArbitrateBatch(ctx, t.tx, t.session.cfg.Schema, keys, asked)
+	if err != nil {
+		return nil, err
+	}
+	for i, d := range decisions {
+		switch d.Decision {
+		case fleet.Dead, fleet.Referenced: // as the sources say
+		case fleet.Pinned:
+			asked.verdicts[i] = pinned(d.Until)
+		default:
+			asked.verdicts[i] = verdict{cause: causeLocked, why: "somebody is pinning it right now"}
+		}
+	}
+	return asked.verdicts, nil
+}
+
+func (t *postgresTx) look(ctx context.Context, keys []blob.Key) ([]verdict, error) {
+	pins, err := fleet.LivePins(ctx, t.tx, t.session.cfg.Schema, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -256,18 +297,36 @@ func (t *postgresTx) Arbitrate(ctx context.Context, keys []blob.Key) ([]verdict,
 	}
 	verdicts := t.session.pool.fold(t.session.sources, answers)
 	for i, pin := range pins {
-		if verdicts[i].cause != causeDead {
-			continue
-		}
-		switch pin.State {
-		case fleet.Unprotected:
-		case fleet.Protected:
-			verdicts[i] = verdict{cause: causePinned, until: pin.Until, why: "a pin"}
-		default:
-			verdicts[i] = verdict{cause: causeLocked, why: "a pin of it is being written"}
+		if verdicts[i].cause == causeDead && pin.State != fleet.Unprotected {
+			verdicts[i] = pinned(pin.Until)
 		}
 	}
 	return verdicts, nil
+}
+
+func pinned(until blob.Instant) verdict {
+	return verdict{cause: causePinned, until: until, why: "a pin"}
+}
+
+// askedSources shows the arbitration the sources of the host's database, and
+// remembers what they said.
+type askedSources struct {
+	session  *postgresSession
+	verdicts []verdict
+}
+
+// Unreferenced asks them all in one statement.
+func (a *askedSources) Unreferenced(ctx context.Context, q pgdb.Querier, keys []blob.Key) ([]bool, error) {
+	answers, err := a.session.sources.Answers(ctx, q, keys)
+	if err != nil {
+		return nil, err
+	}
+	a.verdicts = a.session.pool.fold(a.session.sources, answers)
+	unreferenced := make([]bool, len(keys))
+	for i, v := range a.verdicts {
+		unreferenced[i] = v.cause == causeDead
+	}
+	return unreferenced, nil
 }
 
 // Delete deletes inside a savepoint, which an error rolls back to.
@@ -288,8 +347,8 @@ func (t *postgresTx) Delete(ctx context.Context, keys []blob.Key) (deleted []blo
 	}
 }
 
-// isPostgresRejection says whether the error may be one row's fault. The other
-// classes are the server's trouble, which the next key would meet as well:
+// isPostgresRejection says whether the error may be one row's fault. The classes
+// that aren't end the connection or the transaction, whatever the key:
 // https://www.postgresql.org/docs/15/errcodes-appendix.html
 func isPostgresRejection(err error) bool {
 	if errors.Is(err, errSuppressed) {
@@ -300,9 +359,11 @@ func isPostgresRejection(err error) bool {
 		return false
 	}
 	switch code[:2] {
-	case "08", "53", "54", "57", "58", "XX", "25", "40":
+	case "08", "25", "40", "57":
 		return false
 	default:
+		// A row that can't be read (XX001), and whatever a trigger raises, is one key's
+		// fault too. What isn't costs a few keys their turn.
 		return true
 	}
 }

@@ -86,11 +86,16 @@ func (s *postgresSession) ensureSpool(ctx context.Context, tx pgx.Tx) error {
 func (s *postgresSession) pageSQL(tier *postgres.Table, p postgres.Page) string {
 	key := liveness.KeyRef{Expr: p.Key, Lo: p.Lo, Hi: p.Hi, Collation: tier.KeyColumn().Collation}
 	sql := `WITH dead AS MATERIALIZED (
-	SELECT ` + p.Canon + ` AS key FROM ` + p.Table + `
+	SELECT ` + p.Canon + ` AS key, ` + p.Key + ` AS native FROM ` + p.Table + `
 	WHERE ` + p.Where + ` AND octet_length(` + p.Canon + `) <= ` + strconv.Itoa(blob.MaxKeyLen) + `
 	AND ` + s.pool.unreferenced(s.sources, key) + `
 ), fresh AS MATERIALIZED (
 	SELECT d.key FROM dead d WHERE true`
+	for _, earlier := range s.tiers[:s.marking.tier] {
+		// A key of two tiers is one candidate.
+		sql += `
+	AND NOT EXISTS (SELECT 1 FROM ` + earlier.Relation().SQL() + ` e WHERE e.` + pgdb.Ident(earlier.KeyColumn().Name) + ` = d.native)`
+	}
 	if s.hasWindow {
 		sql += `
 	AND NOT EXISTS (SELECT 1 FROM ` + pgdb.Ident(s.cfg.Schema, "gc_window") + ` w WHERE w.key = d.key)`

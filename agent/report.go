@@ -48,7 +48,7 @@ type Report struct {
 	// CandidatesStaged counts the rows that are new in the window.
 	CandidatesStaged int64 `json:"candidates_staged"`
 	// Unstaged counts the rows that left it before they were due, because a source
-	// refers to their key again.
+	// refers to their key again or their blob is gone.
 	Unstaged int64 `json:"unstaged"`
 
 	// Overdue counts the keys that were executed: Deleted + Cancelled.

@@ -13,8 +13,8 @@ import (
 
 // host is where a pool's window lives.
 type host interface {
-	// open takes the pool's lease, unless the purpose is to inspect; ok is false
-	// while another holds it.
+	// open takes the pool's lease where the purpose needs it; ok is false while
+	// another holds it.
 	open(ctx context.Context, why purpose) (s session, ok bool, err error)
 	// form names the form of the sweep that this topology leads to.
 	form() Form
@@ -26,9 +26,13 @@ type purpose uint8
 
 const (
 	inspect purpose = iota // read, without the lease
+	prepare                // make the schema, without the lease
 	preview                // under the lease, writing nothing and locking no row
 	write                  // under the lease
 )
+
+func (p purpose) dry() bool    { return p == inspect || p == preview }
+func (p purpose) leased() bool { return p == preview || p == write }
 
 // session is the lease, and the connection it lives on. Whoever has one may
 // sweep. It belongs to one goroutine.
@@ -36,6 +40,8 @@ type session interface {
 	consulter
 	marker
 	transactor
+	// Tidy removes what the agent's own tables no longer need, a bounded part of it.
+	Tidy(ctx context.Context) error
 	// Close gives the lease back and forgets what was spooled.
 	Close(ctx context.Context) error
 }
@@ -57,6 +63,8 @@ type consulter interface {
 	Infos() []liveness.Info
 	// Scanned says whether a resolved source is read whole by every statement.
 	Scanned() bool
+	// MaxBatch is the most keys that one batch may lock, 0 for any number.
+	MaxBatch() int
 }
 
 // Evidence is what the values of the sources say against a sweep.
@@ -80,7 +88,7 @@ type marker interface {
 type markedPage struct {
 	Scanned    int // all that stands there
 	Foreign    int // what can't be a key of the pool
-	Referenced int // what a source of the host's database refers to
+	Referenced int // what a source refers to
 	Candidates int // what nothing refers to, no pin protects and the window hasn't
 }
 
@@ -97,9 +105,12 @@ type transactor interface {
 	InTx(ctx context.Context, step step, fn func(context.Context, tx) error) error
 	// Settle waits until every transaction that may have written a reference when
 	// it was called has ended, where a source's guard is settle. It holds no lock
-	// meanwhile. A non-empty holdup says who didn't end in time.
-	Settle(ctx context.Context) (holdup string, err error)
+	// meanwhile. A non-empty holdup says who didn't end in time. An error of sleep,
+	// which waits between two looks, ends it.
+	Settle(ctx context.Context, sleep sleepFunc) (holdup string, err error)
 }
+
+type sleepFunc func(ctx context.Context, d time.Duration) error
 
 // step names a transaction of the sweep's.
 type step string
@@ -123,6 +134,8 @@ type tx interface {
 type batchTx interface {
 	// Lock locks the blobs of keys in every tier, in key order, waiting for nobody.
 	Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error)
+	// Look finds out the same and locks nothing.
+	Look(ctx context.Context, keys []blob.Key) ([]blob.Hold, error)
 	// Arbitrate folds pins and the host's sources into one verdict a key. What it
 	// sees is younger than what Lock locked.
 	Arbitrate(ctx context.Context, keys []blob.Key) ([]verdict, error)
@@ -169,7 +182,7 @@ type oracle interface {
 	Consult(ctx context.Context) (finding.List, error)
 	Evidence(ctx context.Context) (Evidence, error)
 	AllowEmpty(empty []liveness.Info)
-	Settle(ctx context.Context) (holdup string, err error)
+	Settle(ctx context.Context, sleep sleepFunc) (holdup string, err error)
 	sourceReader
 }
 

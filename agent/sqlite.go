@@ -26,14 +26,15 @@ func (h *sqliteHost) form() Form { return Durable }
 
 // open takes the lease: a lock on a file beside the database.
 func (h *sqliteHost) open(ctx context.Context, why purpose) (_ session, ok bool, err error) {
-	s := &sqliteSession{pool: h.pool, cfg: h.pool.cfg, dry: why != write}
+	s := &sqliteSession{pool: h.pool, cfg: h.pool.cfg, dry: why.dry()}
 	defer func() {
 		if !ok {
 			err = errors.Join(err, s.Close(ctx))
 		}
 	}()
-	if why != inspect {
-		if s.lease, ok, err = fleet.FileLockAcquire(h.db.Path()); err != nil || !ok {
+	acquire := map[purpose]func(string) (*fleet.FileLease, bool, error){preview: fleet.FileLockShare, write: fleet.FileLockAcquire}[why]
+	if acquire != nil {
+		if s.lease, ok, err = acquire(h.db.Path()); err != nil || !ok {
 			return nil, false, err
 		}
 	}
@@ -86,7 +87,11 @@ func (s *sqliteSession) Now(context.Context) (blob.Instant, error) {
 // Consult resolves tiers and sources in one read transaction.
 func (s *sqliteSession) Consult(ctx context.Context) (found finding.List, err error) {
 	err = s.conn.InTx(ctx, sqlitedb.Read, func(ctx context.Context, q sqlitedb.Querier) error {
-		if found, err = s.resolveTiers(ctx, q); err != nil || found.Worst() > finding.Warning {
+		if found, err = s.resolveTiers(ctx, q); err != nil || len(s.tiers) == 0 {
+			return err // without a tier no source can be judged
+		}
+		s.hasWindow, err = window.NewSQLite(q).CheckSchema(ctx)
+		if err = notOurs(err, s.cfg.Path, &found); err != nil {
 			return err
 		}
 		var targets []liveness.SQLiteTarget
@@ -136,18 +141,22 @@ func (s *sqliteSession) AllowEmpty(empty []liveness.Info) { s.sources.AllowEmpty
 func (s *sqliteSession) Scanned() bool { return s.sources.Scanned() }
 
 // EnsureSchema creates gc_window where it is missing.
-func (s *sqliteSession) EnsureSchema(ctx context.Context) (err error) {
-	if !s.dry {
-		if err := window.NewSQLite(s.conn).EnsureSchema(ctx); err != nil {
-			return err
-		}
+func (s *sqliteSession) EnsureSchema(ctx context.Context) error {
+	if s.dry {
+		return nil
 	}
-	s.hasWindow, err = sqlitedb.HasTable(ctx, s.conn, "gc_window")
-	return err
+	s.hasWindow = true
+	return window.NewSQLite(s.conn).EnsureSchema(ctx)
 }
 
+// MaxBatch is any number: no lock is taken a key.
+func (s *sqliteSession) MaxBatch() int { return 0 }
+
+// Tidy has nothing to remove.
+func (s *sqliteSession) Tidy(context.Context) error { return nil }
+
 // Settle isn't needed: a batch holds the write lock, so no writer is open.
-func (s *sqliteSession) Settle(context.Context) (string, error) { return "", nil }
+func (s *sqliteSession) Settle(context.Context, sleepFunc) (string, error) { return "", nil }
 
 // InTx runs a step. One that may write takes the write lock at its beginning,
 // so that nothing slips between the check and the delete.
@@ -203,9 +212,13 @@ func (t *sqliteTx) Verify(ctx context.Context) error {
 
 func (t *sqliteTx) Window() deleteWindow { return window.NewSQLite(t.q) }
 
-// Lock has nothing to lock in a transaction that has the write lock.
+// Lock has nothing to lock: a batch has the write lock, and a preview only looks.
 func (t *sqliteTx) Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
 	return t.tiers.lock(ctx, t.q, keys)
+}
+
+func (t *sqliteTx) Look(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
+	return t.tiers.look(ctx, t.q, keys)
 }
 
 func (t *sqliteTx) Arbitrate(ctx context.Context, keys []blob.Key) ([]verdict, error) {

@@ -74,6 +74,10 @@ func (s *sqliteSession) readPage(ctx context.Context, q sqlitedb.Querier, p sqli
 	if s.hasWindow {
 		staged = `EXISTS (SELECT 1 FROM main.gc_window w WHERE w.key = ` + p.Canon + `)`
 	}
+	for _, earlier := range s.tiers[:s.marking.tier] {
+		// A key of two tiers is one candidate.
+		staged += ` OR EXISTS (SELECT 1 FROM main.` + sqlitedb.Ident(earlier.Name()) + ` e WHERE e.` + sqlitedb.Ident(earlier.KeyColumn()) + ` = ` + p.Key + `)`
+	}
 	dead := `SELECT ` + p.Canon + `, ` + staged + ` FROM ` + p.Table + ` WHERE ` + p.Where + ` AND NOT ` + p.Foreign +
 		` AND ` + s.pool.unreferenced(s.sources, liveness.KeyRef{Expr: p.Key, Lo: p.Lo, Hi: p.Hi})
 	rows, err := q.Query(ctx, dead, p.Args...)

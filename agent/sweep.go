@@ -66,7 +66,7 @@ var errStopped = errors.New("stopped on request before the sweep was through")
 // dry says that nothing may be written.
 func (s *sweep) dry() bool { return s.opts.DryRun || s.pool.cfg.Mode != config.ModeEnforce }
 
-// run is the protocol. An abort is data: it ends up in the report. An error is
+// run sweeps and reports. An abort is data: it ends up in the report. An error is
 // a fault; what had been done before it stays counted.
 func (s *sweep) run(ctx context.Context) (Report, error) {
 	s.rep = Report{
@@ -85,6 +85,7 @@ func (s *sweep) run(ctx context.Context) (Report, error) {
 	return s.rep, err
 }
 
+// underLease is the protocol.
 func (s *sweep) underLease(ctx context.Context) (err error) {
 	why := write
 	if s.dry() {
@@ -126,7 +127,13 @@ func (s *sweep) underLease(ctx context.Context) (err error) {
 	if err := s.execute(ctx); err != nil {
 		return err
 	}
-	return s.stage(ctx, markEnd)
+	if err := s.stage(ctx, markEnd); err != nil || s.dry() {
+		return err
+	}
+	if err := session.Tidy(ctx); err != nil {
+		return fmt.Errorf("tidy pool %s: %w", s.pool.cfg.Name, err)
+	}
+	return nil
 }
 
 // stageThenExecute is the inline form: the window is in memory, so the sweep
@@ -153,16 +160,20 @@ func (s *sweep) stageThenExecute(ctx context.Context, markEnd blob.Instant) erro
 // wait sleeps for d, in pieces short enough that a stop is noticed.
 func (s *sweep) wait(ctx context.Context, d time.Duration) error {
 	const piece = time.Second
-	for d > 0 {
-		if s.stopped() {
-			return errStopped
-		}
-		if err := s.clock.Sleep(ctx, min(d, piece)); err != nil {
+	for ; d > 0; d -= piece {
+		if err := s.sleep(ctx, min(d, piece)); err != nil {
 			return err
 		}
-		d -= piece
 	}
 	return nil
+}
+
+// sleep sleeps for d, unless the sweep was told to stop.
+func (s *sweep) sleep(ctx context.Context, d time.Duration) error {
+	if s.stopped() {
+		return errStopped
+	}
+	return s.clock.Sleep(ctx, d)
 }
 
 // stage puts the spooled candidates into the window. A key that is there

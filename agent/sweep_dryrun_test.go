@@ -68,8 +68,8 @@ func TestDryRunOnAVirginDatabase(t *testing.T) {
 	})
 }
 
-// To observe takes the right to read, and nothing else: neither a schema of its
-// own, nor the right to use one that is there.
+// To observe takes the right to read and no schema. Where another agent has made
+// one, its window and pins have to be readable as well.
 func TestObserveNeedsSelectAlone(t *testing.T) {
 	t.Parallel()
 	a := newPostgresApp(t)
@@ -87,12 +87,9 @@ func TestObserveNeedsSelectAlone(t *testing.T) {
 
 	// Another agent collects: its window stays its own.
 	sweep(t, a.pool(poolYAML{liveness: a.refs()}))
-	for _, grant := range []string{
-		`GRANT USAGE ON SCHEMA gc_agent TO ` + role,
-		`GRANT SELECT ON ALL TABLES IN SCHEMA gc_agent TO ` + role,
-	} {
-		a.exec(grant)
-	}
+	_, err := p.Sweep(t.Context(), agent.SweepOptions{})
+	wantMisconfigured(t, err, "GRANT USAGE ON SCHEMA gc_agent", "GRANT SELECT ON gc_agent.gc_pins")
+	a.exec(`GRANT USAGE ON SCHEMA gc_agent TO `+role, `GRANT SELECT ON ALL TABLES IN SCHEMA gc_agent TO `+role)
 	wantCounts(t, sweep(t, p), agent.Report{Scanned: 4, Referenced: 1, Overdue: 3, Deleted: 3, BytesReclaimed: 30})
 }
 
@@ -179,14 +176,14 @@ func (a *predictor) predicts(t fails, s state) {
 	if is := a.dump(); is != was {
 		t.Errorf("a dry run has changed the database from\n%s\nto\n%s", was, is)
 	}
-	rep, real := sweepAs(false)
+	rep, done := sweepAs(false)
 	if diff := cmp.Diff(counts(rep), counts(dryRep)); diff != "" {
 		t.Errorf("-done +predicted:\n%s", diff)
 	}
-	if diff := cmp.Diff(real.causes(), dry.causes()); diff != "" {
+	if diff := cmp.Diff(done.causes(), dry.causes()); diff != "" {
 		t.Errorf("-done +predicted:\n%s", diff)
 	}
-	a.checkSwept(t, s, real)
+	a.checkSwept(t, s, done)
 }
 
 // checkSwept says from the state alone what a sweep does about it.
@@ -222,7 +219,7 @@ func (a *app) checkSwept(t fails, s state, d decided) {
 		if there && want != "deleted" {
 			blobs = append(blobs, key)
 		}
-		if waits := staged && !due && !live; waits || want == "pinned" || there && !staged && !live && !pinned {
+		if waits := staged && !due && !live && there; waits || want == "pinned" || there && !staged && !live && !pinned {
 			window = append(window, key)
 		}
 	}

@@ -281,7 +281,7 @@ func TestWindowRowThatIsNoKey(t *testing.T) {
 				p := a.pool(poolYAML{liveness: a.refs()})
 				sweep(t, p)
 				a.exec(fmt.Sprintf(`INSERT INTO %s VALUES (%s, %d)`, a.windowTable(), a.literal("7up"), deadline))
-				a.unchanged(func() { sweepError(t, p, "7up", "window drop") })
+				a.unchanged(func() { _, _ = sweepError(t, p, "7up", "window drop") })
 				if n, err := p.DropKeys(t.Context(), keys("7up")); n != 1 || err != nil {
 					t.Fatalf("drop it: %d, %v", n, err)
 				}

@@ -81,15 +81,10 @@ func (p Placeholder) Kind() Kind {
 // A format has one reading. The literals have a fixed length, so whatever stands
 // between them is the key, also where a literal could be part of a key.
 type Format struct {
-	source string
-	prefix string
-	parts  []part
-}
-
-// part is a placeholder and the literal text up to the next one, or the end.
-type part struct {
+	source      string
+	prefix      string
 	placeholder Placeholder
-	literal     string
+	suffix      string
 }
 
 // DefaultFormat returns the format of a value that is a key of kind k and
@@ -110,7 +105,7 @@ func DefaultFormat(k Kind) Format {
 }
 
 func bare(p Placeholder) Format {
-	return Format{source: p.String(), parts: []part{{placeholder: p}}}
+	return Format{source: p.String(), placeholder: p}
 }
 
 // ParseFormat reads a format: exactly one placeholder, with or without literal
@@ -144,29 +139,19 @@ func (f *Format) parse(s string) error {
 			if err != nil {
 				return err
 			}
-			if len(f.parts) > 0 {
+			if f.placeholder != 0 {
 				return fmt.Errorf("second placeholder %s at position %d: several placeholders aren't supported", p, position(s, i))
 			}
-			f.endLiteral(&literal)
-			f.parts = append(f.parts, part{placeholder: p})
+			f.prefix, f.placeholder = literal.String(), p
+			literal.Reset()
 			i += n
 		}
 	}
-	f.endLiteral(&literal)
-	if len(f.parts) == 0 {
+	f.suffix = literal.String()
+	if f.placeholder == 0 {
 		return fmt.Errorf("no placeholder: it needs one of %s", placeholderList())
 	}
 	return nil
-}
-
-// endLiteral ends the literal text before a placeholder or the end.
-func (f *Format) endLiteral(literal *strings.Builder) {
-	if n := len(f.parts); n > 0 {
-		f.parts[n-1].literal = literal.String()
-	} else {
-		f.prefix = literal.String()
-	}
-	literal.Reset()
 }
 
 // parsePlaceholder reads the placeholder whose brace is s[at] and returns how
@@ -209,23 +194,13 @@ func (f Format) String() string { return f.source }
 func (f Format) Prefix() string { return f.prefix }
 
 // Suffix returns the literal text after the placeholder, unescaped.
-func (f Format) Suffix() string {
-	if len(f.parts) == 0 {
-		return ""
-	}
-	return f.parts[0].literal
-}
+func (f Format) Suffix() string { return f.suffix }
 
 // Placeholder returns the placeholder between Prefix and Suffix.
-func (f Format) Placeholder() Placeholder {
-	if len(f.parts) == 0 {
-		return 0
-	}
-	return f.parts[0].placeholder
-}
+func (f Format) Placeholder() Placeholder { return f.placeholder }
 
 // Kind returns the kind of the keys that the format maps values to.
-func (f Format) Kind() Kind { return f.Placeholder().Kind() }
+func (f Format) Kind() Kind { return f.placeholder.Kind() }
 
 // Decode returns the key that value names. ok is false where the value doesn't
 // fit the format. canonical says whether the value is the one that Encode gives
@@ -237,31 +212,30 @@ func (f Format) Kind() Kind { return f.Placeholder().Kind() }
 // to a blob that isn't there does no harm. Elsewhere an empty value names nothing.
 // The key may be longer than MaxKeyLen: it then names no blob that is collected.
 func (f Format) Decode(value string) (key Key, canonical, ok bool) {
-	body, ok := strings.CutPrefix(value, f.Prefix())
+	body, ok := strings.CutPrefix(value, f.prefix)
 	if !ok {
 		return "", false, false
 	}
-	body, ok = strings.CutSuffix(body, f.Suffix())
+	body, ok = strings.CutSuffix(body, f.suffix)
 	if !ok {
 		return "", false, false
 	}
-	p := f.Placeholder()
-	key, ok = p.decode(body)
+	key, ok = f.placeholder.decode(body)
 	if !ok {
 		return "", false, false
 	}
-	spelled, ok := p.encode(key)
+	spelled, ok := f.placeholder.encode(key)
 	return key, ok && spelled == body, ok
 }
 
 // Encode returns the canonical value that names key. ok is false where no value
 // of this format does. Distinct keys have distinct values.
 func (f Format) Encode(key Key) (value string, ok bool) {
-	body, ok := f.Placeholder().encode(key)
+	body, ok := f.placeholder.encode(key)
 	if !ok {
 		return "", false
 	}
-	return f.Prefix() + body + f.Suffix(), true
+	return f.prefix + body + f.suffix, true
 }
 
 func (p Placeholder) decode(s string) (Key, bool) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-var pages = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md"}
+var pages = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md", "docs/pins.md"}
 
 var (
 	linkRE    = regexp.MustCompile(`\]\(([^)\s]+)\)`)

@@ -19,7 +19,7 @@ const lockSuffix = ".gc-agent.lock"
 // is released or the process ends.
 type FileLease struct {
 	mu   sync.Mutex
-	file *os.File // nil once released
+	file *os.File // nil once released, or where there was nothing to lock
 }
 
 // FileLockAcquire takes the lease of the SQLite file at path, without waiting. It
@@ -31,22 +31,42 @@ type FileLease struct {
 // database are SQLite's. It holds the process id of who has the lease, or had it
 // last, for people to read.
 func FileLockAcquire(path string) (*FileLease, bool, error) {
+	l, ok, err := acquireFile(path, os.O_RDWR|os.O_CREATE, syscall.LOCK_EX)
+	if ok {
+		writePID(l.file)
+	}
+	return l, ok, err
+}
+
+// FileLockShare keeps sweeps away for as long as somebody looks, and is false
+// while one is under way. It writes nothing: where there is no lock file, nobody
+// has ever swept, and there is nothing to lock.
+func FileLockShare(path string) (*FileLease, bool, error) {
+	l, ok, err := acquireFile(path, os.O_RDONLY, syscall.LOCK_SH)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, statErr := os.Stat(path); statErr == nil {
+			return &FileLease{}, true, nil
+		}
+	}
+	return l, ok, err
+}
+
+func acquireFile(path string, flags, how int) (*FileLease, bool, error) {
 	lockPath, err := lockPathOf(path)
 	if err != nil {
 		return nil, false, fmt.Errorf("acquire sweep lease of %s: %w", path, err)
 	}
-	file, err := openLock(lockPath)
+	file, err := openLock(lockPath, flags)
 	if err != nil {
 		return nil, false, fmt.Errorf("acquire sweep lease of %s: %w", path, err)
 	}
-	switch err := flock(file, syscall.LOCK_EX|syscall.LOCK_NB); {
+	switch err := flock(file, how|syscall.LOCK_NB); {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		return nil, false, file.Close()
 	case err != nil:
 		_ = file.Close() // it holds no lock
 		return nil, false, fmt.Errorf("acquire sweep lease of %s: lock %s: %w", path, lockPath, err)
 	}
-	writePID(file)
 	return &FileLease{file: file}, true, nil
 }
 
@@ -60,8 +80,8 @@ func lockPathOf(path string) (string, error) {
 
 // openLock follows no link: whoever may write to the application's directory
 // could put one there, and have a file of the agent's choosing overwritten.
-func openLock(lockPath string) (*os.File, error) {
-	file, err := os.OpenFile(lockPath, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+func openLock(lockPath string, flags int) (*os.File, error) {
+	file, err := os.OpenFile(lockPath, flags|syscall.O_NOFOLLOW, 0o600)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("%w: run every agent of this database as the same user, one who may write to %s, "+

@@ -2,8 +2,6 @@ package fleet
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -88,10 +86,7 @@ func SweepLockAcquire(ctx context.Context, conn *pgdb.Conn, schema string) (*Lea
 }
 
 // leaseKey is where the agents that sweep one schema of one database meet.
-func leaseKey(schema string) int64 {
-	sum := sha256.Sum256([]byte("gc-agent sweep lease\x00" + schema))
-	return int64(binary.BigEndian.Uint64(sum[:]))
-}
+func leaseKey(schema string) int64 { return lockID("sweep lease", schema) }
 
 func (l *Lease) lock(ctx context.Context) (held bool, err error) {
 	var pid uint32

@@ -13,6 +13,9 @@ import (
 
 const pinsTable = "gc_pins"
 
+// Owner names whoever a pin belongs to. It is bytes, not necessarily text.
+type Owner string
+
 // Pin is what the pins of one key say.
 type Pin struct {
 	State PinState
@@ -62,40 +65,67 @@ func PinsDDL(schema string) []string {
 // that isn't that of the pins is an error that says what differs. It is all or
 // nothing, safe to repeat, and safe when any number of agents run it at once.
 func EnsureSchema(ctx context.Context, q pgdb.Querier, schema string) error {
-	err := owntable.Table{
-		Name:  pinsTable,
-		Shape: []string{"ordinary table", "key bytea NOT NULL", "owner bytea NOT NULL", "expiry bigint NOT NULL", "PRIMARY KEY (key, owner)"},
-		DDL:   PinsDDL(schema),
-	}.Ensure(ctx, q, schema)
-	if err != nil {
+	if err := own(schema).Ensure(ctx, q, schema); err != nil {
 		return fmt.Errorf("ensure schema of pins: %w", err)
 	}
 	return nil
 }
 
-// CheckPins says for each key, in the order of the keys, whether a pin protects
-// it, and locks every pin row of the keys until the transaction ends: q must be
-// one, READ COMMITTED. A pin is live while its expiry is after the clock of the
-// database. A row that another transaction has locked makes its key Locked and
-// no other. Without the table every key is Unprotected. After an error nothing
-// is known of any key.
-//
-// A pin that is inserted after the check isn't stopped by it, see the package's
-// documentation.
-func CheckPins(ctx context.Context, q pgdb.Querier, schema string, keys []blob.Key) ([]Pin, error) {
-	pins, err := pinsOf(ctx, q, schema, keys, true)
+// CheckSchema says whether the table of pins is there. One that isn't that of the
+// pins is an error that says what differs, an owntable.ErrDifferent.
+func CheckSchema(ctx context.Context, q pgdb.Querier, schema string) (bool, error) {
+	there, err := own(schema).Check(ctx, q, schema)
 	if err != nil {
-		return nil, fmt.Errorf("check pins in %s: %w", pgdb.Ident(schema, pinsTable), err)
+		return false, fmt.Errorf("check schema of pins: %w", err)
 	}
-	return pins, nil
+	return there, nil
 }
 
-// LivePins is CheckPins without locks, for looking: no key is Locked, and the
-// answer may be out of date when it arrives.
+func own(schema string) owntable.Table {
+	return owntable.Table{
+		Name:  pinsTable,
+		Shape: []string{"ordinary table", "key bytea NOT NULL", "owner bytea NOT NULL", "expiry bigint NOT NULL", "PRIMARY KEY (key, owner)"},
+		DDL:   PinsDDL(schema),
+	}
+}
+
+// PinCheck says whether any pin of the key is live at this moment: Protected or
+// Unprotected, never Locked. It locks nothing and decides nothing: the answer may
+// be out of date when it arrives. Without the table it is an error.
+func PinCheck(ctx context.Context, q pgdb.Querier, schema string, key blob.Key) (PinState, error) {
+	var live bool
+	err := q.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE key = $1 AND expiry > %s)",
+		pgdb.Ident(schema, pinsTable), pgdb.Now), []byte(key)).Scan(&live)
+	switch {
+	case err != nil:
+		return Locked, fmt.Errorf("check pins in %s: %w", pgdb.Ident(schema, pinsTable), err)
+	case live:
+		return Protected, nil
+	default:
+		return Unprotected, nil
+	}
+}
+
+// LivePins says for each key, in the order of the keys, whether a pin protects
+// it. It is for looking: it locks nothing, no key is Locked, and the answer may be
+// out of date when it arrives. A pin is live while its expiry is after the clock of
+// the database. Without the table every key is Unprotected. After an error nothing
+// is known of any key.
 func LivePins(ctx context.Context, q pgdb.Querier, schema string, keys []blob.Key) ([]Pin, error) {
 	pins, err := pinsOf(ctx, q, schema, keys, false)
 	if err != nil {
 		return nil, fmt.Errorf("read pins in %s: %w", pgdb.Ident(schema, pinsTable), err)
+	}
+	return pins, nil
+}
+
+// checkPins is LivePins with a lock on every pin row of the keys until the
+// transaction ends: q must be one, READ COMMITTED. A row that another transaction
+// has locked makes its key Locked and no other.
+func checkPins(ctx context.Context, q pgdb.Querier, schema string, keys []blob.Key) ([]Pin, error) {
+	pins, err := pinsOf(ctx, q, schema, keys, true)
+	if err != nil {
+		return nil, fmt.Errorf("check pins in %s: %w", pgdb.Ident(schema, pinsTable), err)
 	}
 	return pins, nil
 }

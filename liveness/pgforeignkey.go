@@ -14,6 +14,7 @@ import (
 
 // foreignKey is a foreign key to a tier's table.
 type foreignKey struct {
+	oid        uint32
 	constraint string
 	target     Target
 	rel        uint32
@@ -25,6 +26,7 @@ type foreignKey struct {
 	direct bool
 	column string // that column, else its first
 	gap    string // why it stops no reference from appearing; empty when it does
+	state  string // what else of it can be altered: whether it is valid and when it is checked
 }
 
 // Of the constraints that a partitioned table hands down to its partitions only
@@ -41,7 +43,7 @@ WITH RECURSIVE fk AS (
 	UNION
 	SELECT own.top, c.oid FROM own JOIN pg_catalog.pg_constraint c ON c.conparentid = own.oid
 )
-SELECT c.conname::text, c.conrelid, c.conrelid::regclass::text, c.confdeltype::text,
+SELECT c.oid, c.conname::text, c.conrelid, c.conrelid::regclass::text, c.confdeltype::text,
 	(SELECT array_agg(a.attname::text ORDER BY k.ord)
 	 FROM unnest(c.conkey) WITH ORDINALITY k (num, ord)
 	 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.num),
@@ -54,42 +56,45 @@ SELECT c.conname::text, c.conrelid, c.conrelid::regclass::text, c.confdeltype::t
 	coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true),
 	EXISTS (
 		SELECT 1 FROM own JOIN pg_catalog.pg_trigger g ON g.tgconstraint = own.oid
-		WHERE own.top = c.oid AND g.tgenabled NOT IN ('O', 'A'))
+		WHERE own.top = c.oid AND g.tgenabled NOT IN ('O', 'A')),
+	concat_ws(' ', c.convalidated, c.condeferrable, c.condeferred)
 FROM fk c
 WHERE NOT EXISTS (SELECT 1 FROM fk parent WHERE parent.oid = c.conparentid)
-ORDER BY 3, 1`
+ORDER BY 4, 2`
 
-func (r *pgResolver) readForeignKeys(ctx context.Context) error {
-	for _, target := range r.targets {
+// readForeignKeys returns the foreign keys to the targets.
+func readForeignKeys(ctx context.Context, q pgdb.Querier, targets []Target) ([]foreignKey, error) {
+	var all []foreignKey
+	for _, target := range targets {
 		// A partition or an inheritance child can be referred to on its own.
-		parts, err := pgdb.Parts(ctx, r.q, target.Relation)
+		parts, err := pgdb.Parts(ctx, q, target.Relation)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var tables []uint32
 		for _, part := range parts {
 			tables = append(tables, part.OID)
 		}
-		rows, err := r.q.Query(ctx, selectForeignKeys, tables)
+		rows, err := q.Query(ctx, selectForeignKeys, tables)
 		if err != nil {
-			return fmt.Errorf("look for foreign keys to %s: %w", target.Relation, err)
+			return nil, fmt.Errorf("look for foreign keys to %s: %w", target.Relation, err)
 		}
 		fks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (foreignKey, error) {
 			return scanForeignKey(row, target)
 		})
 		if err != nil {
-			return fmt.Errorf("look for foreign keys to %s: %w", target.Relation, err)
+			return nil, fmt.Errorf("look for foreign keys to %s: %w", target.Relation, err)
 		}
-		r.foreignKeys = append(r.foreignKeys, fks...)
+		all = append(all, fks...)
 	}
-	return nil
+	return all, nil
 }
 
 func scanForeignKey(row pgx.CollectableRow, target Target) (foreignKey, error) {
 	fk := foreignKey{target: target}
 	var checked []bool // the row is checked, or NULL altogether, when the column is NULL
 	var enforced, disabled bool
-	err := row.Scan(&fk.constraint, &fk.rel, &fk.relName, &fk.onDelete, &fk.from, &fk.to, &checked, &enforced, &disabled)
+	err := row.Scan(&fk.oid, &fk.constraint, &fk.rel, &fk.relName, &fk.onDelete, &fk.from, &fk.to, &checked, &enforced, &disabled, &fk.state)
 	if err != nil {
 		return fk, err
 	}
@@ -107,6 +112,27 @@ func scanForeignKey(row pgx.CollectableRow, target Target) (foreignKey, error) {
 		fk.gap = "it has several columns, and doesn't check a row in which one is NULL; make them NOT NULL or the key MATCH FULL"
 	}
 	return fk, nil
+}
+
+func (fk *foreignKey) String() string { return "foreign key " + fk.constraint + " of " + fk.relName }
+
+// differing returns the names of the foreign keys that one list has and the
+// other hasn't, or has otherwise.
+func differing(a, b []foreignKey) []string {
+	same := func(x, y foreignKey) bool {
+		return x.oid == y.oid && x.constraint == y.constraint && x.state == y.state && x.rel == y.rel && x.target.Relation.OID == y.target.Relation.OID &&
+			slices.Equal(x.from, y.from) && slices.Equal(x.to, y.to) && x.onDelete == y.onDelete && x.gap == y.gap
+	}
+	var names []string
+	for _, lists := range [][2][]foreignKey{{a, b}, {b, a}} {
+		for _, fk := range lists[0] {
+			missing := !slices.ContainsFunc(lists[1], func(other foreignKey) bool { return same(fk, other) })
+			if missing && !slices.Contains(names, fk.String()) {
+				names = append(names, fk.String())
+			}
+		}
+	}
+	return names
 }
 
 // join returns the condition that row v of the tier's table is the one that row

@@ -1,10 +1,13 @@
 package liveness_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/internal/pgtest"
@@ -12,9 +15,10 @@ import (
 )
 
 const (
-	pgNoForeignKey = "M:liveness[0].guard: nothing stops a new reference from appearing between the check and the delete: "
-	pgChoices      = "; have a foreign key lead from the source's column to the blobs' table (guard foreign_key, complete), or accept what stays open, " +
-		"a reference whose transaction starts writing after the wait and commits after the check, with guard: settle"
+	pgNoForeignKey = "M:liveness[0].guard: source r (public.r.b) has no foreign key to a tier's table" + pgLeft + "add a foreign key from the column to the blobs' table, or write guard: settle"
+	pgLeft         = ", so only guard settle is left, which misses a reference whose transaction starts writing after the wait and commits after the check; "
+	pgGap          = "M:liveness[0].guard: source r (public.r.b) isn't guarded by foreign key r_fk"
+	pgChange       = pgLeft + "change that, or write guard: settle"
 )
 
 func pgIntPool(table, column string) pgPool {
@@ -89,7 +93,7 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"not registered", `CREATE TABLE r (b int UNIQUE CONSTRAINT r_fk REFERENCES blobs, c int UNIQUE); INSERT INTO r VALUES (1)`,
 			reg("c"), "",
-			[]string{pgNoForeignKey + "none leads from the column to a tier's table" + pgChoices, unregistered},
+			[]string{strings.Replace(pgNoForeignKey, "r.b", "r.c", 1), unregistered},
 			nil,
 		},
 		{
@@ -106,7 +110,7 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"not valid, not registered", `CREATE TABLE r (b int UNIQUE, c int UNIQUE); ALTER TABLE r ADD CONSTRAINT r_fk FOREIGN KEY (b) REFERENCES blobs NOT VALID`,
 			reg("c"), "",
-			[]string{pgNoForeignKey + "none leads from the column to a tier's table" + pgChoices, unregistered},
+			[]string{strings.Replace(pgNoForeignKey, "r.b", "r.c", 1), unregistered},
 			nil,
 		},
 		{
@@ -134,7 +138,7 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 			"through another unique column, not registered", `CREATE TABLE r (o int UNIQUE CONSTRAINT r_fk REFERENCES blobs (other), c int UNIQUE)`,
 			reg("c"), "",
 			[]string{
-				pgNoForeignKey + "none leads from the column to a tier's table" + pgChoices,
+				strings.Replace(pgNoForeignKey, "r.b", "r.c", 1),
 				"M:liveness: foreign key r_fk of public.r (o) refers to public.blobs (other), and no source registers it; add {table: public.r, column: o}",
 			},
 			nil,
@@ -157,14 +161,14 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"of several columns, one NULL", `CREATE TABLE r (t int, b int UNIQUE NOT NULL, CONSTRAINT r_fk FOREIGN KEY (t, b) REFERENCES blobs (tenant, id))`,
 			reg("b"), "",
-			[]string{pgNoForeignKey + "of foreign key r_fk, it has several columns, and doesn't check a row in which one is NULL; make them NOT NULL or the key MATCH FULL" + pgChoices},
+			[]string{pgGap + " (it has several columns, and doesn't check a row in which one is NULL; make them NOT NULL or the key MATCH FULL)" + pgChange},
 			nil,
 		},
 		{
 			"of several columns, the wrong one registered", `CREATE TABLE r (t int NOT NULL, b int UNIQUE NOT NULL, c int UNIQUE, CONSTRAINT r_fk FOREIGN KEY (t, b) REFERENCES blobs (tenant, id))`,
 			reg("c"), "",
 			[]string{
-				pgNoForeignKey + "none leads from the column to a tier's table" + pgChoices,
+				strings.Replace(pgNoForeignKey, "r.b", "r.c", 1),
 				"M:liveness: foreign key r_fk of public.r (t, b) refers to public.blobs (tenant, id), and no source registers it; add {table: public.r, column: b}",
 			},
 			nil,
@@ -183,19 +187,19 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"trigger disabled", `CREATE TABLE r (b int UNIQUE CONSTRAINT r_fk REFERENCES blobs); ALTER TABLE r DISABLE TRIGGER ALL`,
 			reg("b"), "",
-			[]string{pgNoForeignKey + "of foreign key r_fk, a trigger of it is disabled (ALTER TABLE ... ENABLE TRIGGER ALL)" + pgChoices},
+			[]string{pgGap + " (a trigger of it is disabled (ALTER TABLE ... ENABLE TRIGGER ALL))" + pgChange},
 			nil,
 		},
 		{
 			"trigger disabled on the blobs", `CREATE TABLE r (b int UNIQUE CONSTRAINT r_fk REFERENCES blobs); ALTER TABLE blobs DISABLE TRIGGER ALL`,
 			reg("b"), "",
-			[]string{pgNoForeignKey + "of foreign key r_fk, a trigger of it is disabled (ALTER TABLE ... ENABLE TRIGGER ALL)" + pgChoices},
+			[]string{pgGap + " (a trigger of it is disabled (ALTER TABLE ... ENABLE TRIGGER ALL))" + pgChange},
 			nil,
 		},
 		{
 			"trigger disabled on a partition", `CREATE TABLE r (b int UNIQUE CONSTRAINT r_fk REFERENCES blobs) PARTITION BY LIST (b); CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); ALTER TABLE r1 DISABLE TRIGGER ALL`,
 			reg("b"), "",
-			[]string{pgNoForeignKey + "of foreign key r_fk, a trigger of it is disabled (ALTER TABLE ... ENABLE TRIGGER ALL)" + pgChoices},
+			[]string{pgGap + " (a trigger of it is disabled (ALTER TABLE ... ENABLE TRIGGER ALL))" + pgChange},
 			nil,
 		},
 		{
@@ -225,7 +229,7 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"with children that inherit", `CREATE TABLE r (b int UNIQUE CONSTRAINT r_fk REFERENCES blobs); CREATE TABLE child () INHERITS (r); INSERT INTO r VALUES (1); INSERT INTO child VALUES (2)`,
 			reg("b"), "",
-			[]string{pgNoForeignKey + "foreign key r_fk doesn't hold for the tables that inherit from public.r" + pgChoices},
+			[]string{pgGap + ", which doesn't hold for the tables that inherit from public.r" + pgChange},
 			nil,
 		},
 		{
@@ -246,13 +250,13 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"asked for, and not there", `CREATE TABLE r (b int UNIQUE)`,
 			guarded(reg("b"), liveness.ForeignKey), "",
-			[]string{"M:liveness[0].guard: no foreign key guards the source: none leads from the column to a tier's table; choose guard: settle, or change that"},
+			[]string{pgNoForeignKey},
 			nil,
 		},
 		{
 			"asked for by a query", `CREATE TABLE r (b int UNIQUE)`,
 			guarded(pgQuery("SELECT b FROM public.r", ""), liveness.ForeignKey), "",
-			[]string{"M:liveness[0].guard: no foreign key guards the source: a query has none; choose guard: settle, or change that"},
+			[]string{"M:liveness[0].guard: source query (a query) has no foreign key" + pgLeft + "register the table that has one, or write guard: settle"},
 			nil,
 		},
 		{
@@ -373,6 +377,10 @@ func TestPostgresForeignKeyToPartitions(t *testing.T) {
 		INSERT INTO whole VALUES (1); INSERT INTO deep VALUES (2)`)
 	w.wantFindings(t, "to a partition, unregistered", pgIntPool("blobs", "id"), []liveness.Source{pgSource("whole", "b", "")},
 		"M:liveness: foreign key deep_b_fkey of public.deep (b) refers to public.blobs (id), and no source registers it; add {table: public.deep, column: b}")
+	// Each is named once, although the server hands it down to the partitions.
+	w.wantFindings(t, "nothing registered", pgIntPool("blobs", "id"), nil,
+		"M:liveness: foreign key deep_b_fkey of public.deep (b) refers to public.blobs (id), and no source registers it; add {table: public.deep, column: b}",
+		"M:liveness: foreign key whole_b_fkey of public.whole (b) refers to public.blobs (id), and no source registers it; add {table: public.whole, column: b}")
 	p := w.wantFindings(t, "registered", pgIntPool("blobs", "id"), []liveness.Source{pgSource("whole", "b", ""), pgSource("deep", "b", "")})
 	wantGuard(t, "registered", p, liveness.ForeignKey)
 	if dead := w.dead(t, p, "1", "2", "3", "4"); !cmp.Equal(dead, []blob.Key{"3", "4"}) {
@@ -428,11 +436,11 @@ func TestPostgresElsewhere(t *testing.T) {
 	t.Parallel()
 	w := newPGWorld(t, `CREATE TABLE blobs (id int PRIMARY KEY); CREATE TABLE r (b int UNIQUE REFERENCES blobs); INSERT INTO blobs VALUES (1); INSERT INTO r VALUES (1)`)
 	pool := pgPool{Options: liveness.Options{Kind: blob.KindInt, Enforce: true, Elsewhere: true}}
+	const elsewhere = "M:liveness[0].guard: source r (public.r.b) refers to blobs in another database, where no foreign key leads" + pgLeft + "write guard: settle"
 	w.wantFindings(t, "auto", pool, []liveness.Source{pgSource("r", "b", "")},
-		"M:liveness[0].guard: nothing stops a new reference from appearing between the check and the delete, since the blobs are in another database; "+
-			"accept what stays open, a reference whose transaction starts writing after the wait and commits after the check, with guard: settle")
+		elsewhere)
 	w.wantFindings(t, "foreign_key", pool, []liveness.Source{guarded(pgSource("r", "b", ""), liveness.ForeignKey)},
-		"M:liveness[0].guard: no foreign key guards the source: the blobs are in another database, where no foreign key leads; choose guard: settle, or change that")
+		elsewhere)
 	p := w.wantFindings(t, "settle", pool, []liveness.Source{settled(pgSource("r", "b", ""))})
 	wantGuard(t, "settle", p, liveness.Settle)
 	pool.Enforce = false
@@ -448,10 +456,50 @@ func TestPostgresObserveWithoutGuard(t *testing.T) {
 	t.Parallel()
 	w := newPGWorld(t, `CREATE TABLE blobs (id int PRIMARY KEY); CREATE TABLE r (b int UNIQUE)`)
 	pool := pgIntPool("blobs", "id")
-	w.wantFindings(t, "enforce", pool, []liveness.Source{pgSource("r", "b", "")}, pgNoForeignKey+"none leads from the column to a tier's table"+pgChoices)
+	w.wantFindings(t, "enforce", pool, []liveness.Source{pgSource("r", "b", "")}, pgNoForeignKey)
 	pool.Enforce = false
 	wantGuard(t, "observe", w.wantFindings(t, "observe", pool, []liveness.Source{pgSource("r", "b", "")}), liveness.Settle)
 	// A foreign key that appears covers it from then on.
 	pgtest.Exec(t, w.app, "ALTER TABLE r ADD FOREIGN KEY (b) REFERENCES blobs")
 	wantGuard(t, "with a foreign key", w.wantFindings(t, "with a foreign key", pool, []liveness.Source{pgSource("r", "b", "")}), liveness.ForeignKey)
+}
+
+// A foreign key that comes or goes during a sweep is a change: what it holds was
+// never asked about, or nothing guards any more.
+func TestPostgresForeignKeyChanges(t *testing.T) {
+	t.Parallel()
+	w := newPGWorld(t, `
+		CREATE TABLE blobs (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE blobs_1 PARTITION OF blobs FOR VALUES FROM (1) TO (100);
+		CREATE TABLE r (b int UNIQUE CONSTRAINT r_fk REFERENCES blobs) PARTITION BY LIST (b); CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1)`)
+	p := w.mustResolve(t, pgIntPool("blobs", "id"), pgSource("r", "b", ""))
+	tests := []struct {
+		name, change, undo string
+		want               []string
+	}{
+		{"nothing", "SELECT", "SELECT", nil},
+		{"a partition of the references", "CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2)", "DROP TABLE r2", nil},
+		{"a partition of the blobs", "CREATE TABLE blobs_2 PARTITION OF blobs FOR VALUES FROM (100) TO (200)", "SELECT", nil},
+		{"an index", "CREATE INDEX extra ON r (b)", "DROP INDEX extra", nil},
+		{"a new one", "CREATE TABLE n (b int CONSTRAINT n_fk REFERENCES blobs ON DELETE CASCADE)", "DROP TABLE n", []string{"foreign key n_fk of public.n"}},
+		{"a new one to a partition", "CREATE TABLE n (b int CONSTRAINT n_fk REFERENCES blobs_1)", "DROP TABLE n", []string{"foreign key n_fk of public.n"}},
+		{"disabled", "ALTER TABLE r1 DISABLE TRIGGER ALL", "ALTER TABLE r1 ENABLE TRIGGER ALL", []string{"foreign key r_fk of public.r"}},
+		{"deferrable", "ALTER TABLE r ALTER CONSTRAINT r_fk DEFERRABLE", "ALTER TABLE r ALTER CONSTRAINT r_fk NOT DEFERRABLE", []string{"foreign key r_fk of public.r"}},
+		{"nothing any more", "SELECT", "SELECT", nil},
+		{"dropped", "ALTER TABLE r DROP CONSTRAINT r_fk", "ALTER TABLE r ADD CONSTRAINT r_fk FOREIGN KEY (b) REFERENCES blobs", []string{"foreign key r_fk of public.r"}},
+		{"made anew, as it was", "SELECT", "SELECT", []string{"foreign key r_fk of public.r"}},
+		{"made anew, to cascade", "ALTER TABLE r DROP CONSTRAINT r_fk; ALTER TABLE r ADD CONSTRAINT r_fk FOREIGN KEY (b) REFERENCES blobs ON DELETE CASCADE", "SELECT", []string{"foreign key r_fk of public.r"}},
+	}
+	for _, tt := range tests {
+		pgtest.Exec(t, w.app, tt.change)
+		w.read(t, func(ctx context.Context, tx pgx.Tx) {
+			got, err := p.Changed(ctx, tx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+			}
+		})
+		pgtest.Exec(t, w.app, tt.undo)
+	}
 }

@@ -33,14 +33,18 @@ type Options struct {
 // warning. q is a transaction, best a read-only one; none of the sources' SQL is
 // executed.
 func ResolvePostgres(ctx context.Context, q pgdb.Querier, opts Options, sources []Source, targets []Target) (*Postgres, finding.List, error) {
-	r := pgResolver{q: q, opts: opts, targets: targets}
+	r := pgResolver{q: q, opts: opts}
+	var err error
+	if r.role, err = pgdb.Role(ctx, q); err != nil {
+		return nil, nil, err
+	}
 	if err := r.checkServer(ctx, sources); err != nil {
 		return nil, nil, err
 	}
-	if err := r.readForeignKeys(ctx); err != nil {
+	if r.foreignKeys, err = readForeignKeys(ctx, q, targets); err != nil {
 		return nil, nil, err
 	}
-	p := &Postgres{kind: opts.Kind}
+	p := &Postgres{kind: opts.Kind, targets: targets, foreignKeys: r.foreignKeys}
 	for _, src := range sources {
 		s, err := r.resolve(ctx, src)
 		if err != nil {
@@ -49,11 +53,8 @@ func ResolvePostgres(ctx context.Context, q pgdb.Querier, opts Options, sources 
 		p.sources = append(p.sources, s)
 	}
 	r.checkForeignKeys(p.sources)
-	if r.found.Worst() <= finding.Warning {
-		// Only a complete statement tells which rights are missing.
-		if err := r.checkStatements(ctx, p); err != nil {
-			return nil, nil, err
-		}
+	if err := r.checkStatements(ctx, p); err != nil {
+		return nil, nil, err
 	}
 	if r.found.Worst() > finding.Warning {
 		return nil, r.found, nil
@@ -64,7 +65,7 @@ func ResolvePostgres(ctx context.Context, q pgdb.Querier, opts Options, sources 
 type pgResolver struct {
 	q           pgdb.Querier
 	opts        Options
-	targets     []Target
+	role        string // as a statement spells it
 	foreignKeys []foreignKey
 	found       finding.List
 }
@@ -89,18 +90,20 @@ func (r *pgResolver) resolve(ctx context.Context, src Source) (pgSource, error) 
 			return s, err
 		}
 		r.resolveFormat(&s)
-		r.resolveGuard(&s)
-		return s, nil
-	}
-	if err := r.resolveTable(ctx, &s); err != nil || s.value == 0 {
-		return s, err
-	}
-	s.foreignKey = r.foreignKeyOf(&s)
-	r.resolveFormat(&s)
-	if s.format.Placeholder() != 0 {
-		if err := r.resolveProbe(ctx, &s); err != nil {
+	} else {
+		if err := r.resolveTable(ctx, &s); err != nil || s.value == 0 {
 			return s, err
 		}
+		s.foreignKey = r.foreignKeyOf(&s)
+		r.resolveFormat(&s)
+		if s.format.Placeholder() != 0 {
+			if err := r.resolveProbe(ctx, &s); err != nil {
+				return s, err
+			}
+		}
+	}
+	if err := r.resolveReads(ctx, &s); err != nil || s.value == 0 {
+		return s, err
 	}
 	r.resolveGuard(&s)
 	return s, nil
@@ -137,15 +140,16 @@ func (r *pgResolver) resolveTable(ctx context.Context, s *pgSource) error {
 	return r.checkWhere(ctx, s)
 }
 
+const registerThere = "register the database it stands in under databases: and the source there"
+
 // checkStored refuses what shows rows of another time or place.
 func (r *pgResolver) checkStored(ctx context.Context, s *pgSource) (ok bool, err error) {
-	const foreign = "is a foreign table; register the database it stands in under databases: and the source there"
 	switch s.rel.Kind {
 	case "m":
 		r.found.Add(finding.Misconfigured, s.Path+".table", "%s is a materialized view, which shows the past; register the tables behind it", s.rel)
 		return false, nil
 	case "f":
-		r.found.Add(finding.Misconfigured, s.Path+".table", "%s %s", s.rel, foreign)
+		r.found.Add(finding.Misconfigured, s.Path+".table", "%s is a foreign table; %s", s.rel, registerThere)
 		return false, nil
 	}
 	if s.parts, err = pgdb.Parts(ctx, r.q, s.rel); err != nil {
@@ -153,7 +157,7 @@ func (r *pgResolver) checkStored(ctx context.Context, s *pgSource) (ok bool, err
 	}
 	for _, part := range s.parts {
 		if part.Kind == "f" {
-			r.found.Add(finding.Misconfigured, s.Path+".table", "%s, a partition of %s, %s", part.Name, s.rel, foreign)
+			r.found.Add(finding.Misconfigured, s.Path+".table", "%s, a partition of %s, is a foreign table; %s", part.Name, s.rel, registerThere)
 			return false, nil
 		}
 	}
@@ -172,10 +176,10 @@ func (r *pgResolver) checkReadable(ctx context.Context, s *pgSource) (bool, erro
 		return false, fmt.Errorf("look for missing rights on %s: %w", s.rel, err)
 	}
 	if !schema {
-		r.found.Add(finding.Unreadable, s.Path, "this role may not use schema %s; run: GRANT USAGE ON SCHEMA %s TO <role>", s.rel.Schema, pgdb.Ident(s.rel.Schema))
+		r.found.Add(finding.Unreadable, s.Path, "%s", pgdb.MissingUsage(r.role, s.rel))
 	}
 	if !column {
-		r.found.Add(finding.Unreadable, s.Path, "this role may not read %s; run: GRANT SELECT ON %s TO <role>", s.rel, s.rel.SQL())
+		r.found.Add(finding.Unreadable, s.Path, "%s", pgdb.MissingRights(r.role, s.rel, "SELECT"))
 	}
 	if s.rel.RowSecurity {
 		r.found.Add(finding.Unreadable, s.Path, "row-level security hides rows of %s from this role; give the role BYPASSRLS or exempt it", s.rel)
@@ -209,9 +213,14 @@ func (r *pgResolver) checkWhere(ctx context.Context, s *pgSource) error {
 // pathHint says what to do about a name that the server doesn't find. A column
 // isn't found for another reason.
 func pathHint(err error) string {
+	// A function's arguments follow in brackets, with types that may be qualified.
+	name, _, _ := strings.Cut(serverMessage(err), "(")
 	switch pgdb.Code(err) {
 	case "42883", "42704", pgdb.UndefinedTable: // function or operator, type, table
-		return "; qualify it with its schema: there is no search_path"
+		if !strings.Contains(name, ".") {
+			return "; qualify it with its schema: there is no search_path"
+		}
+		return "; create it or correct the name"
 	default:
 		return ""
 	}
@@ -253,7 +262,7 @@ func (r *pgResolver) refuseQuery(s *pgSource, err error) error {
 	case code == pgdb.UndefinedTable:
 		severity = finding.Unreadable
 	case code == pgdb.InsufficientPrivilege:
-		severity, hint = finding.Unreadable, "; grant this role what that needs"
+		severity, hint = finding.Unreadable, r.grantHint()
 	case strings.HasSuffix(strings.TrimSpace(s.Query), ";"):
 		hint = "; leave out the semicolon at its end"
 	case code == "42601": // syntax error
@@ -263,40 +272,62 @@ func (r *pgResolver) refuseQuery(s *pgSource, err error) error {
 	return nil
 }
 
+// grantHint is for a right of which the server names only the object.
+func (r *pgResolver) grantHint() string {
+	return "; grant this role (" + r.role + ") what that needs"
+}
+
 // errParameters: $1 would be taken for the agent's own parameter.
 var errParameters = errors.New("a parameter such as $1 has no value here")
 
-// describe has the server parse and analyse a statement without running it, in
-// a savepoint: an error must not break the transaction that looks at the others.
+// describe has the server parse and analyse a statement without running it.
 func (r *pgResolver) describe(ctx context.Context, sql string) (fields []pgconn.FieldDescription, err error) {
-	err = r.savepoint(ctx, func(sub pgx.Tx) error {
+	err = r.aside(ctx, func(sub pgx.Tx) error {
 		d, err := sub.Conn().PgConn().Prepare(ctx, "", sql, nil)
 		if err == nil && len(d.ParamOIDs) > 0 {
 			err = errParameters
 		}
-		if err == nil {
-			fields = d.Fields
+		if err != nil {
+			return err
 		}
-		return err
+		fields = d.Fields
+		return nil
 	})
 	return fields, err
 }
 
-func (r *pgResolver) savepoint(ctx context.Context, fn func(pgx.Tx) error) error {
+// aside runs fn in a savepoint that is rolled back, whatever fn returns: an error
+// must not break the transaction that looks at the other sources, and no lock may
+// last.
+func (r *pgResolver) aside(ctx context.Context, fn func(pgx.Tx) error) error {
 	tx, ok := r.q.(pgx.Tx)
 	if !ok {
 		return errors.New("sources can be resolved only inside a transaction")
 	}
-	return pgx.BeginFunc(ctx, tx, fn)
+	done := errors.New("roll back")
+	err := pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error {
+		if err := fn(sub); err != nil {
+			return err
+		}
+		return done
+	})
+	if errors.Is(err, done) {
+		return nil
+	}
+	return err
 }
 
-// checkStatements has the server plan what will be asked of each source. A plan
-// looks up every right, also on what stands in a condition or behind a view.
+// checkStatements has the server plan what will be asked of each source that
+// could be resolved. A plan looks up every right, also on what stands in a
+// condition or behind a view.
 func (r *pgResolver) checkStatements(ctx context.Context, p *Postgres) error {
 	for i := range p.sources {
 		s := &p.sources[i]
+		if s.value == 0 || s.format.Placeholder() == 0 && !s.joined() {
+			continue
+		}
 		plan := "EXPLAIN SELECT 1 FROM " + keysFrom(p.kind) + " WHERE " + s.any() + " AND " + s.refers(p.kind, keyOfBatch)
-		err := r.savepoint(ctx, func(sub pgx.Tx) error {
+		err := r.aside(ctx, func(sub pgx.Tx) error {
 			param, err := pgdb.Array(p.kind, nil)
 			if err != nil {
 				return err
@@ -313,7 +344,7 @@ func (r *pgResolver) checkStatements(ctx context.Context, p *Postgres) error {
 		case code == "":
 			return fmt.Errorf("plan the look-up in source %s: %w", s.Name, err)
 		case code == pgdb.InsufficientPrivilege:
-			r.found.Add(finding.Unreadable, s.Path, "%s; grant this role what that needs", serverMessage(err))
+			r.found.Add(finding.Unreadable, s.Path, "%s%s", serverMessage(err), r.grantHint())
 		default:
 			r.found.Add(finding.Misconfigured, s.Path, "the server can't plan a look-up: %s", serverMessage(err))
 		}
@@ -355,6 +386,13 @@ func (r *pgResolver) resolveFormat(s *pgSource) {
 		}
 	case !s.value.takes(format):
 		r.found.Add(finding.Misconfigured, path, "values of type %s can't be read as %q; leave format out, or register a query that turns them into text", typ, format)
+		return
+	case !fits(r.opts.Kind, format, explicit) && s.Format == nil && s.value == valueText:
+		what := "what the query returns"
+		if s.rel != nil {
+			what = s.rel.String() + "." + s.col.Name
+		}
+		r.found.Add(finding.Misconfigured, path, "%s is %s and format isn't set: write format: %s", what, typ, suggest(r.opts.Kind))
 		return
 	case !fits(r.opts.Kind, format, explicit):
 		r.found.Add(finding.Misconfigured, path, "format %q can't name the pool's keys, which are %s; a text value that names one is read with %s", format, r.opts.Kind, suggest(r.opts.Kind))
@@ -449,7 +487,8 @@ func requote(expr string) string {
 }
 
 func (r *pgResolver) resolveGuard(s *pgSource) {
-	gap := r.gap(s)
+	defer s.leaveSpellingsOpen()
+	gap, remedy := r.gap(s)
 	if gap == "" && s.Guard != Settle {
 		s.guard = ForeignKey
 		s.open = "references written while the foreign key's triggers are off (session_replication_role, ALTER TABLE ... DISABLE TRIGGER)"
@@ -457,35 +496,42 @@ func (r *pgResolver) resolveGuard(s *pgSource) {
 	}
 	s.guard = Settle
 	s.open = "a reference whose transaction starts writing after the wait and commits after the check"
-	switch path := s.Path + ".guard"; {
-	case s.Guard == Settle:
-	case s.Guard == ForeignKey:
-		r.found.Add(finding.Misconfigured, path, "no foreign key guards the source: %s; choose guard: settle, or change that", gap)
-	case r.opts.Enforce && r.opts.Elsewhere:
-		r.found.Add(finding.Misconfigured, path, "nothing stops a new reference from appearing between the check and the delete, since the blobs are in another database; "+
-			"accept what stays open, %s, with guard: settle", s.open)
-	case r.opts.Enforce:
-		r.found.Add(finding.Misconfigured, path, "nothing stops a new reference from appearing between the check and the delete: %s; "+
-			"have a foreign key lead from the source's column to the blobs' table (guard foreign_key, complete), "+
-			"or accept what stays open, %s, with guard: settle", gap, s.open)
+	if s.Guard == ForeignKey || s.Guard != Settle && r.opts.Enforce {
+		r.found.Add(finding.Misconfigured, s.Path+".guard", "source %s (%s) %s, so only guard settle is left, which misses %s; %swrite guard: settle", s.Name, s.what(), gap, s.open, remedy)
 	}
 }
 
-// gap says why no foreign key guards the source; it is empty when one does.
-func (r *pgResolver) gap(s *pgSource) string {
+// leaveSpellingsOpen adds what a look-up by key doesn't find.
+func (s *pgSource) leaveSpellingsOpen() {
+	if _, checked := s.badValue(); checked && !s.scanned && !s.lowerIndex && s.format.Placeholder() != blob.Text {
+		s.open += "; a value in another spelling that is written while a sweep runs"
+	}
+}
+
+// what names what the source reads.
+func (s *pgSource) what() string {
+	if s.rel == nil {
+		return "a query"
+	}
+	return s.rel.String() + "." + s.col.Name
+}
+
+// gap says of the source why no foreign key guards it, and what would change
+// that; it is empty when one does.
+func (r *pgResolver) gap(s *pgSource) (gap, remedy string) {
 	switch {
 	case r.opts.Elsewhere:
-		return "the blobs are in another database, where no foreign key leads"
+		return "refers to blobs in another database, where no foreign key leads", ""
 	case s.Query != "":
-		return "a query has none"
+		return "has no foreign key", "register the table that has one, or "
 	case s.foreignKey == nil:
-		return "none leads from the column to a tier's table"
+		return "has no foreign key to a tier's table", "add a foreign key from the column to the blobs' table, or "
 	case s.foreignKey.gap != "":
-		return "of foreign key " + s.foreignKey.constraint + ", " + s.foreignKey.gap
+		return "isn't guarded by foreign key " + s.foreignKey.constraint + " (" + s.foreignKey.gap + ")", "change that, or "
 	case s.rel.Kind == "r" && len(s.parts) > 1:
-		return "foreign key " + s.foreignKey.constraint + " doesn't hold for the tables that inherit from " + s.rel.String()
+		return "isn't guarded by foreign key " + s.foreignKey.constraint + ", which doesn't hold for the tables that inherit from " + s.rel.String(), "change that, or "
 	default:
-		return ""
+		return "", ""
 	}
 }
 

@@ -3,6 +3,7 @@ package liveness
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,8 +24,10 @@ type Target struct {
 // its catalogue. It holds no connection and is good until the catalogue changes,
 // which Changed tells.
 type Postgres struct {
-	kind    blob.Kind
-	sources []pgSource
+	kind        blob.Kind
+	sources     []pgSource
+	targets     []Target
+	foreignKeys []foreignKey // to the targets
 }
 
 // pgSource is one resolved source.
@@ -43,7 +46,8 @@ type pgSource struct {
 	lowerIndex bool // the expression index over lower(column) is there
 	indexed    bool
 
-	scanned bool // values are decoded, every one, instead of probed
+	reads   []pgRead // what its SQL reads; nothing of a plain table
+	scanned bool     // values are decoded, every one, instead of probed
 	guard   Guard
 	open    string
 }
@@ -120,9 +124,26 @@ func (p *Postgres) Unreferenced(k KeyRef) string {
 	}
 	parts := make([]string, len(p.sources))
 	for i := range p.sources {
-		parts[i] = "NOT " + p.sources[i].refers(p.kind, k)
+		s := &p.sources[i]
+		parts[i] = "NOT " + s.refers(p.kind, k)
+		if odd := s.oddlySpelt(p.kind, k); odd != "" {
+			parts[i] += " AND NOT " + odd
+		}
 	}
 	return strings.Join(parts, "\n\tAND ")
+}
+
+// oddlySpelt returns the condition that a key of text is a uuid or an integer in
+// another spelling than the canonical one, which is what the source's values
+// are compared in: upper case, leading zeros. The application takes such a key
+// and the value for the same, so it is kept. "" where no key can be one.
+func (s *pgSource) oddlySpelt(kind blob.Kind, k KeyRef) string {
+	placeholder := s.format.Placeholder()
+	if kind != blob.KindText || s.joined() || placeholder != blob.UUID && placeholder != blob.Int {
+		return ""
+	}
+	bare := blob.DefaultFormat(placeholder.Kind())
+	return "(" + fitsFormat(bare, k.Expr) + " AND NOT " + isCanonical(bare, k.Expr) + ")"
 }
 
 // refers returns an EXISTS over the source's rows that refer to the key.
@@ -135,12 +156,17 @@ func (s *pgSource) matching(kind blob.Kind, k KeyRef) string {
 	canon := pgdb.Canon(kind, k.Expr)
 	switch {
 	case s.Query != "":
-		return "(" + s.Query + "\n) q (v) WHERE " + decode(s.format, s.value, s.text("q.v")) + " = " + canon
+		if s.col.Base == "bpchar" && kind == blob.KindText && s.format.Placeholder() == blob.Text {
+			// As in a table, the padding counts on neither side.
+			value, _ := encode(s.format, s.value, kind, k.Expr)
+			return s.rows() + " WHERE q.v = " + s.padded(value) + ` COLLATE pg_catalog."C"`
+		}
+		return s.rows() + " WHERE " + s.decoded() + " = " + canon
 	case s.joined():
 		t := s.foreignKey.target
 		return s.rel.SQL() + " s JOIN " + t.Relation.SQL() + " v ON " + s.foreignKey.join() + " WHERE v." + pgdb.Ident(t.Key.Name) + " = " + k.Expr
 	case s.scanned:
-		return s.rows() + " WHERE " + decode(s.format, s.value, s.text(s.column())) + " = " + canon
+		return s.rows() + " WHERE " + s.decoded() + " = " + canon
 	}
 	value, _ := encode(s.format, s.value, kind, k.Expr) // resolve made sure that it can
 	if s.lowerIndex {
@@ -158,9 +184,13 @@ func (s *pgSource) matching(kind blob.Kind, k KeyRef) string {
 	return s.rows() + " WHERE " + probe
 }
 
-// rows returns the FROM item s of the rows that count. where stands inside it: a
-// volatile one beside the look-up would make the server run that once a key.
+// rows returns the FROM item s of the rows that count, q of a query's. where
+// stands inside it: a volatile one beside the look-up would make the server run
+// that once a key.
 func (s *pgSource) rows() string {
+	if s.Query != "" {
+		return "(" + s.Query + "\n) q (v)"
+	}
 	if s.and() == "" {
 		return s.rel.SQL() + " s"
 	}
@@ -207,7 +237,15 @@ func (s *pgSource) ordered(kind blob.Kind, k KeyRef) bool {
 	}
 }
 
-func (s *pgSource) column() string { return "s." + pgdb.Ident(s.col.Name) }
+func (s *pgSource) column() string {
+	if s.Query != "" {
+		return "q.v"
+	}
+	return "s." + pgdb.Ident(s.col.Name)
+}
+
+// decoded is SQL for the canonical key that a row names, NULL where it names none.
+func (s *pgSource) decoded() string { return decode(s.format, s.value, s.text(s.column())) }
 
 // lower is the expression of the index that `check` prints for a column that
 // may spell hex or uuid in either case.
@@ -231,14 +269,25 @@ func (s *pgSource) and() string {
 	return " AND (" + s.Where + "\n)"
 }
 
-// any returns an EXISTS over all that the source refers to.
-func (s *pgSource) any() string { return "EXISTS (SELECT 1 FROM " + s.referring() + ")" }
-
-// referring returns FROM and WHERE for all rows that refer to anything.
-func (s *pgSource) referring() string {
-	if s.Query != "" {
-		return "(" + s.Query + "\n) q (v) WHERE q.v IS NOT NULL"
+// any returns an EXISTS over all that the source refers to. Of what is scanned a
+// value that names no key doesn't count: with a format that fits none of its
+// values a source would seem full and protect nothing.
+func (s *pgSource) any() string {
+	if s.scanned {
+		return s.anyKey()
 	}
+	return "EXISTS (SELECT 1 FROM " + s.referring() + ")"
+}
+
+// anyKey returns an EXISTS over all values that name a key. It may have to read
+// the source to its end.
+func (s *pgSource) anyKey() string {
+	return "EXISTS (SELECT 1 FROM " + s.rows() + " WHERE " + s.decoded() + " IS NOT NULL)"
+}
+
+// referring returns FROM and WHERE for all rows of a table that refer to
+// anything.
+func (s *pgSource) referring() string {
 	return s.rel.SQL() + " s WHERE " + s.column() + " IS NOT NULL" + s.and()
 }
 
@@ -246,6 +295,13 @@ func (s *pgSource) referring() string {
 // The emptiness of a source is asked in that statement too: a table that was
 // emptied since it was looked at keeps every key. A key that can't be one of the
 // pool is an error that names it.
+//
+// In a transaction, where a source may read tables behind a function, the
+// statement is asked twice, and a key is kept that either keeps. The function
+// locks its tables only once the statement has its snapshot: one that waited
+// there for a TRUNCATE finds the table empty, before the rows that the same
+// transaction loaded again. The first statement's locks last, so that nothing
+// can be truncated any more when the second takes its snapshot.
 func (p *Postgres) Answers(ctx context.Context, q pgdb.Querier, keys []blob.Key) ([]Answer, error) {
 	if len(keys) == 0 || len(p.sources) == 0 {
 		return make([]Answer, len(keys)), nil // nothing registered keeps everything
@@ -254,22 +310,51 @@ func (p *Postgres) Answers(ctx context.Context, q pgdb.Querier, keys []blob.Key)
 	if err != nil {
 		return nil, fmt.Errorf("ask the liveness sources: %w", err)
 	}
-	rows, err := q.Query(ctx, p.answersSQL(), param)
-	if err != nil {
-		return nil, fmt.Errorf("ask the liveness sources: %w", err)
+	answers, err := p.ask(ctx, q, param, len(keys))
+	if _, inTx := q.(pgx.Tx); err == nil && inTx && p.readsBehind() {
+		var again []Answer
+		if again, err = p.ask(ctx, q, param, len(keys)); err == nil {
+			keepEither(answers, again)
+		}
 	}
-	t := newTally(len(keys))
-	var ord, n int
-	var kind string
-	_, err = pgx.ForEachRow(rows, []any{&ord, &kind, &n}, func() error { return t.add(ord-1, kind, n) })
-	if err != nil {
-		return nil, fmt.Errorf("ask the liveness sources: %w", err)
-	}
-	answers, err := t.finish()
 	if err != nil {
 		return nil, fmt.Errorf("ask the liveness sources: %w", err)
 	}
 	return answers, nil
+}
+
+// readsBehind says that a source's SQL may call a function that reads tables.
+func (p *Postgres) readsBehind() bool {
+	for i := range p.sources {
+		if s := &p.sources[i]; s.rel == nil || !s.rel.IsTable() || s.and() != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// keepEither replaces those answers that again keeps, and they don't.
+func keepEither(answers, again []Answer) {
+	for i := range answers {
+		if answers[i].Verdict == Unreferenced {
+			answers[i] = again[i]
+		}
+	}
+}
+
+func (p *Postgres) ask(ctx context.Context, q pgdb.Querier, param any, keys int) ([]Answer, error) {
+	rows, err := q.Query(ctx, p.answersSQL(), param)
+	if err != nil {
+		return nil, err
+	}
+	t := newTally(keys)
+	var ord, n int
+	var kind string
+	_, err = pgx.ForEachRow(rows, []any{&ord, &kind, &n}, func() error { return t.add(ord-1, kind, n) })
+	if err != nil {
+		return nil, err
+	}
+	return t.finish()
 }
 
 // keysFrom is the FROM item of a batch of keys, the statement's one parameter.
@@ -291,6 +376,9 @@ func (p *Postgres) answersSQL() string {
 			fmt.Fprintf(&b, "\nUNION ALL SELECT 0, '%s', %d WHERE NOT %s", rowEmpty, i, s.any())
 		}
 		fmt.Fprintf(&b, "\nUNION ALL SELECT k.ord, '%s', %d FROM %s WHERE %s", rowRefers, i, from, s.refers(p.kind, keyOfBatch))
+		if odd := s.oddlySpelt(p.kind, keyOfBatch); odd != "" {
+			fmt.Fprintf(&b, "\nUNION ALL SELECT k.ord, '%s', %d FROM %s WHERE %s", rowRefers, i, from, odd)
+		}
 	}
 	return b.String()
 }
@@ -304,14 +392,18 @@ func (p *Postgres) AllowEmpty(empty []Info) {
 }
 
 // Empty reads every source, to its first row that refers to anything, and
-// returns those that have none and aren't allowed to. In a read-only transaction
+// returns those that have none and aren't allowed to. Where values that name no
+// key are ordinary, all of them being so is being empty. In a read-only transaction
 // SQL of a source's that changes something is an error here.
 func (p *Postgres) Empty(ctx context.Context, q pgdb.Querier) ([]Info, error) {
 	var empty []Info
 	for i := range p.sources {
 		s := &p.sources[i]
-		var has bool
-		if err := q.QueryRow(ctx, "SELECT "+s.any()).Scan(&has); err != nil {
+		has, cond := false, s.any()
+		if s.IgnoreUnparseable && !s.joined() {
+			cond = s.anyKey()
+		}
+		if err := q.QueryRow(ctx, "SELECT "+cond).Scan(&has); err != nil {
 			return nil, fmt.Errorf("read source %s: %w", s.Name, err)
 		}
 		if !has && !s.AllowEmpty {
@@ -321,8 +413,11 @@ func (p *Postgres) Empty(ctx context.Context, q pgdb.Querier) ([]Info, error) {
 	return empty, nil
 }
 
-// Changed returns those of the sources' columns that aren't the objects that
-// were resolved: dropped, renamed, made anew, of another type.
+// Changed returns what isn't as it was resolved: columns of the sources that
+// were dropped, renamed, made anew or given another type, the same of what their
+// SQL reads by name or through views (not of what a function of theirs reads),
+// views of another definition, and foreign keys to the targets that came, went
+// or guard otherwise.
 func (p *Postgres) Changed(ctx context.Context, q pgdb.Querier) ([]string, error) {
 	var prints []pgdb.Fingerprint
 	for i := range p.sources {
@@ -330,10 +425,19 @@ func (p *Postgres) Changed(ctx context.Context, q pgdb.Querier) ([]string, error
 			prints = append(prints, pgdb.FingerprintOf(s.rel, s.col))
 		}
 	}
-	if len(prints) == 0 {
-		return nil, nil
+	changed, err := pgdb.Changed(ctx, q, prints)
+	if err != nil {
+		return nil, err
 	}
-	return pgdb.Changed(ctx, q, prints)
+	read, err := p.changedReads(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	now, err := readForeignKeys(ctx, q, p.targets)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(changed, read, differing(p.foreignKeys, now)), nil
 }
 
 // BadValue is a value that stops a sweep: it names no key, or names one in a

@@ -36,7 +36,8 @@ func newPGWorld(t testing.TB, setup string) *pgWorld {
 // as returns the world with the agent connected by another URL.
 func (w *pgWorld) as(t testing.TB, url string) *pgWorld {
 	t.Helper()
-	return &pgWorld{url: w.url, app: w.app, agent: pgConnect(t, url, nil)}
+	tracer := &pgTracer{}
+	return &pgWorld{url: w.url, app: w.app, agent: pgConnect(t, url, tracer), tracer: tracer}
 }
 
 func pgConnect(t testing.TB, url string, tracer pgx.QueryTracer) *pgdb.Conn {

@@ -22,9 +22,11 @@ type SQLiteTarget struct {
 // catalogue. It holds no connection and is good until the catalogue changes,
 // which Changed tells.
 type SQLite struct {
-	kind    blob.Kind
-	sources []sqliteSource
-	stretch int // rows that BadValue reads in one transaction
+	kind        blob.Kind
+	sources     []sqliteSource
+	targets     []SQLiteTarget
+	foreignKeys []sqliteForeignKey // to the targets
+	stretch     int                // rows that BadValue reads in one transaction
 }
 
 // sqliteSource is one resolved source. A column holds values of any storage
@@ -39,6 +41,7 @@ type sqliteSource struct {
 	foreignKey *sqliteForeignKey
 	held       bool // a foreign key covers it: its rows refer, whatever where says
 	noCase     bool // the index by which it is probed is in the collation NOCASE
+	loose      bool // the column's collation takes different texts for equal
 	indexed    bool
 
 	guard Guard
@@ -98,16 +101,6 @@ func (s *sqliteSource) native(kind blob.Kind) bool {
 // Len returns the number of sources.
 func (l *SQLite) Len() int { return len(l.sources) }
 
-// NeedsSettle says whether any source's guard is settle.
-func (l *SQLite) NeedsSettle() bool {
-	for i := range l.sources {
-		if l.sources[i].guard == Settle {
-			return true
-		}
-	}
-	return false
-}
-
 // Scanned says whether any source is read whole by every statement.
 func (l *SQLite) Scanned() bool {
 	for i := range l.sources {
@@ -133,9 +126,23 @@ func (l *SQLite) Unreferenced(k KeyRef) string {
 	return strings.Join(parts, "\n\tAND ")
 }
 
-// refers returns the condition that a row of the source refers to the key. It is
-// never NULL, or the key would be kept for ever.
+// refers returns the condition that a row of the source refers to the key, or
+// may do. It is never NULL, or the key would be kept for ever.
 func (s *sqliteSource) refers(kind blob.Kind, k KeyRef) string {
+	found := s.finds(kind, k)
+	if kind != blob.KindText || s.format.Placeholder() == blob.Text {
+		return found
+	}
+	// The key 007 is no number as values name it, but the application's own 7 may
+	// well mean it.
+	canon := sqlitedb.Canon(kind, k.Expr)
+	named := sqlitedb.KeyOf(blob.DefaultFormat(s.format.Kind()), canon)
+	return "(" + found + " OR (" + named + " <> " + canon + ") IS TRUE)"
+}
+
+// finds returns the condition that a row of the source holds the value that names
+// the key.
+func (s *sqliteSource) finds(kind blob.Kind, k KeyRef) string {
 	// The plus takes a column's affinity away, which would convert what it is
 	// compared with, and hide the index.
 	key, canon := "+("+k.Expr+")", sqlitedb.Canon(kind, k.Expr)
@@ -147,7 +154,7 @@ func (s *sqliteSource) refers(kind blob.Kind, k KeyRef) string {
 	case s.Query != "":
 		named := sqlitedb.KeyOf(s.format, "v")
 		return "(" + canon + " IN (" + s.with() + "SELECT " + named + " FROM " + s.rows() + " AND " + named + " IS NOT NULL))"
-	case s.scanned() && s.native(kind):
+	case s.scanned() && s.native(kind) && !s.loose:
 		return "(" + key + " IN (SELECT " + s.column() + " COLLATE BINARY FROM " + s.rows() + s.between(k) + "))"
 	case s.scanned():
 		// Values are compared as a probe compares them, in the column's affinity and
@@ -223,8 +230,18 @@ func (s *sqliteSource) and() string {
 	return " AND (" + s.Where + "\n)"
 }
 
-// any returns an EXISTS over all that the source refers to.
-func (s *sqliteSource) any() string { return "EXISTS (" + s.with() + "SELECT 1 FROM " + s.rows() + ")" }
+// any returns an EXISTS over all that the source refers to. A value that fits no
+// format refers to nothing: with no other, a wrong format would make all keys dead.
+func (s *sqliteSource) any() string {
+	value, fits := s.column(), ""
+	if s.Query != "" {
+		value = "v"
+	}
+	if !s.joined() {
+		fits = " AND " + sqlitedb.KeyOf(s.format, value) + " IS NOT NULL"
+	}
+	return "EXISTS (" + s.with() + "SELECT 1 FROM " + s.rows() + fits + ")"
+}
 
 // Answers answers for keys, in their order, in one statement over all sources.
 // The emptiness of a source is asked in that statement too: a table that was
@@ -310,8 +327,8 @@ func (l *SQLite) Empty(ctx context.Context, q sqlitedb.Querier) ([]Info, error) 
 	return empty, nil
 }
 
-// Changed returns those of the sources' tables that aren't what was resolved:
-// dropped, renamed, of other columns.
+// Changed returns what isn't as it was resolved: tables of the sources that were
+// dropped, renamed or given other columns, and the foreign keys to the targets.
 func (l *SQLite) Changed(ctx context.Context, q sqlitedb.Querier) ([]string, error) {
 	var prints []sqlitedb.Fingerprint
 	for i := range l.sources {
@@ -319,5 +336,18 @@ func (l *SQLite) Changed(ctx context.Context, q sqlitedb.Querier) ([]string, err
 			prints = append(prints, s.rel.Fingerprint())
 		}
 	}
-	return sqlitedb.Changed(ctx, q, prints)
+	changed, err := sqlitedb.Changed(ctx, q, prints)
+	if err != nil {
+		return nil, err
+	}
+	now, err := readSQLiteForeignKeys(ctx, q, l.targets)
+	if err != nil {
+		return nil, err
+	}
+	for _, target := range l.targets {
+		if !sameForeignKeys(target, l.foreignKeys, now) {
+			changed = append(changed, "foreign keys to "+target.Table)
+		}
+	}
+	return changed, nil
 }

@@ -311,6 +311,59 @@ func TestSQLiteEmptySource(t *testing.T) {
 	}
 }
 
+// Values that all miss the format refer to nothing, as if there were none.
+func TestSQLiteNoValueFitsFormat(t *testing.T) {
+	t.Parallel()
+	w := newLiteWorld(t, `CREATE TABLE blobs (id BLOB PRIMARY KEY NOT NULL)`, `INSERT INTO blobs VALUES (x'61'), (x'62')`,
+		`CREATE TABLE s (k TEXT UNIQUE, plain TEXT)`, `INSERT INTO s VALUES ('0x61', '0x61'), ('', '')`)
+	plain, indexed := liteTable(t, "s", "plain", "{hex}"), liteTable(t, "s", "k", "{hex}")
+	plain.IgnoreUnparseable, indexed.IgnoreUnparseable = true, true
+	for _, src := range []liveness.Source{liteQuery(t, "SELECT k FROM s", "{hex}"), plain, indexed} {
+		l := w.mustResolve(t, src)
+		if empty := w.empty(t, l); !slices.Equal(empty, []string{src.Name}) {
+			t.Errorf("empty: %q", empty)
+		}
+		answers, err := l.Answers(t.Context(), w.agent, liteKeys("b"))
+		if want := []liveness.Answer{{Empty: true}}; err != nil || !slices.Equal(answers, want) {
+			t.Errorf("%v (%v)", answers, err)
+		}
+		w.exec(t, `INSERT INTO s VALUES ('61', '61')`)
+		if dead := w.dead(t, l); !slices.Equal(dead, liteKeys("b")) {
+			t.Errorf("dead: %q", dead)
+		}
+		if empty := w.empty(t, l); len(empty) > 0 {
+			t.Errorf("empty: %q", empty)
+		}
+		w.exec(t, `DELETE FROM s WHERE k = '61'`)
+	}
+}
+
+// Where one key has several spellings, the guard doesn't stop another than the
+// canonical one.
+func TestSQLiteLeavesSpellingsOpen(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		blobs, ddl, format string
+		open               bool
+	}{
+		{liteBytes, `CREATE TABLE s (k TEXT UNIQUE)`, "{hex}", true},
+		{liteBytes, `CREATE TABLE s (k TEXT)`, "{base64}", true},
+		{liteBytes, `CREATE TABLE s (k TEXT); CREATE INDEX i ON s (k COLLATE NOCASE)`, "{hex}", false},
+		{liteBytes, `CREATE TABLE s (k BLOB)`, "", false},
+		{liteBytes, `CREATE TABLE s (k TEXT)`, "{text}", false},
+		{liteTexts, `CREATE TABLE s (k TEXT)`, "", false},
+		{liteTexts, `CREATE TABLE s (k UUID UNIQUE)`, "", true},
+		{liteInts, `CREATE TABLE s (k TEXT UNIQUE)`, "{int}", true},
+		{liteInts, `CREATE TABLE s (k INTEGER UNIQUE)`, "", false},
+	} {
+		w := newLiteWorld(t, `CREATE TABLE blobs (id `+c.blobs+`)`, c.ddl)
+		info := w.mustResolve(t, liteTable(t, "s", "k", c.format)).Sources()[0]
+		if strings.Contains(info.LeavesOpen, "in another spelling") != c.open {
+			t.Errorf("%s as %q: left open: %s", c.ddl, c.format, info.LeavesOpen)
+		}
+	}
+}
+
 func TestSQLiteNothingRegistered(t *testing.T) {
 	t.Parallel()
 	w := newLiteWorld(t, `CREATE TABLE blobs (id INTEGER PRIMARY KEY)`, `INSERT INTO blobs VALUES (1)`)
@@ -369,12 +422,41 @@ func TestSQLiteChanged(t *testing.T) {
 		{`CREATE INDEX i ON a (k)`, ""},
 		{`DROP VIEW b`, "b"},
 		{`CREATE VIEW b AS SELECT k FROM a`, ""},
+		{`CREATE TABLE gc_window (k BLOB PRIMARY KEY NOT NULL)`, ""},
 		{`ALTER TABLE a ADD COLUMN x`, "a"},
 		{`DROP TABLE a`, "a"},
 	} {
 		w.exec(t, step.stmt)
 		changed, err := l.Changed(t.Context(), w.agent)
 		if err != nil || strings.Join(changed, " ") != step.want {
+			t.Errorf("after %s: changed %q (%v), want %q", step.stmt, changed, err, step.want)
+		}
+	}
+}
+
+// A foreign key that comes or goes during a sweep is a change: what it holds was
+// never asked about, and a delete would cascade to it.
+func TestSQLiteForeignKeyChanges(t *testing.T) {
+	t.Parallel()
+	w := newLiteWorld(t, `CREATE TABLE blobs (id INTEGER PRIMARY KEY, a INTEGER UNIQUE)`, `CREATE TABLE a (k INTEGER, n INTEGER REFERENCES Blobs)`)
+	l := w.mustResolve(t, liteTable(t, "a", "n", ""))
+	for _, step := range []struct {
+		stmt, want string
+	}{
+		{`CREATE TABLE gc_window (k BLOB PRIMARY KEY NOT NULL)`, ""},
+		{`CREATE TABLE b (k INTEGER REFERENCES unrelated ON DELETE CASCADE)`, ""},
+		{`CREATE TABLE c (k INTEGER REFERENCES blobs ON DELETE CASCADE)`, "foreign keys to blobs"},
+		{`DROP TABLE c`, ""},
+		{`CREATE TABLE c (k INTEGER REFERENCES BLOBS (a))`, "foreign keys to blobs"},
+		{`DROP TABLE c`, ""},
+		{`ALTER TABLE b ADD COLUMN l INTEGER REFERENCES blobs`, "foreign keys to blobs"},
+		{`ALTER TABLE b DROP COLUMN l`, ""},
+		{`DROP TABLE a`, "a, foreign keys to blobs"},
+		{`CREATE TABLE a (k INTEGER, n INTEGER REFERENCES Blobs ON DELETE SET NULL)`, "a, foreign keys to blobs"},
+	} {
+		w.exec(t, step.stmt)
+		changed, err := l.Changed(t.Context(), w.agent)
+		if err != nil || strings.Join(changed, ", ") != step.want {
 			t.Errorf("after %s: changed %q (%v), want %q", step.stmt, changed, err, step.want)
 		}
 	}

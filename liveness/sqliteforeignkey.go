@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -33,32 +34,48 @@ JOIN pragma_foreign_key_list(m.name, 'main') f
 WHERE m.type = 'table' AND f."table" = ?1 COLLATE NOCASE
 ORDER BY m.name, f.id, f.seq`
 
-func (r *sqliteResolver) readForeignKeys(ctx context.Context) error {
-	for _, target := range r.targets {
+// readSQLiteForeignKeys returns the foreign keys to the targets.
+func readSQLiteForeignKeys(ctx context.Context, q sqlitedb.Querier, targets []SQLiteTarget) ([]sqliteForeignKey, error) {
+	var all []sqliteForeignKey
+	for _, target := range targets {
 		type part struct {
 			rel, from, to, onDelete string
 			id                      int
 		}
-		parts, err := sqlitedb.Collect(ctx, r.q, func(rows *sql.Rows) (part, error) {
+		parts, err := sqlitedb.Collect(ctx, q, func(rows *sql.Rows) (part, error) {
 			var p part
 			err := rows.Scan(&p.rel, &p.id, &p.from, &p.to, &p.onDelete)
 			return p, err
 		}, selectSQLiteForeignKeys, target.Table)
 		if err != nil {
-			return fmt.Errorf("look for foreign keys to %s: %w", target.Table, err)
+			return nil, fmt.Errorf("look for foreign keys to %s: %w", target.Table, err)
 		}
 		for i, p := range parts {
 			if i == 0 || p.rel != parts[i-1].rel || p.id != parts[i-1].id {
-				r.foreignKeys = append(r.foreignKeys, sqliteForeignKey{target: target, rel: p.rel, onDelete: p.onDelete, column: p.from})
+				all = append(all, sqliteForeignKey{target: target, rel: p.rel, onDelete: p.onDelete, column: p.from})
 			}
-			fk := &r.foreignKeys[len(r.foreignKeys)-1]
+			fk := &all[len(all)-1]
 			fk.from, fk.to = append(fk.from, p.from), append(fk.to, p.to)
 			if sqlitedb.SameName(p.to, target.Key) {
 				fk.direct, fk.column = true, p.from
 			}
 		}
 	}
-	return nil
+	return all, nil
+}
+
+// sameForeignKeys says whether both lists have the same foreign keys to the
+// target.
+func sameForeignKeys(target SQLiteTarget, a, b []sqliteForeignKey) bool {
+	to := func(all []sqliteForeignKey) (fks []sqliteForeignKey) {
+		for _, fk := range all {
+			if fk.target == target {
+				fks = append(fks, fk)
+			}
+		}
+		return fks
+	}
+	return reflect.DeepEqual(to(a), to(b))
 }
 
 // join returns the condition that row v of the tier's table is the one that row

@@ -17,14 +17,15 @@ import (
 // everything that is wrong. The registry is nil when a finding is worse than a
 // warning. It reads no rows.
 func ResolveSQLite(ctx context.Context, q sqlitedb.Querier, opts Options, sources []Source, targets []SQLiteTarget) (*SQLite, finding.List, error) {
-	r := sqliteResolver{q: q, opts: opts, targets: targets}
+	r := sqliteResolver{q: q, opts: opts}
 	if err := r.checkEncoding(ctx, sources); err != nil {
 		return nil, nil, err
 	}
-	if err := r.readForeignKeys(ctx); err != nil {
+	var err error
+	if r.foreignKeys, err = readSQLiteForeignKeys(ctx, q, targets); err != nil {
 		return nil, nil, err
 	}
-	l := &SQLite{kind: opts.Kind, stretch: sqliteStretch}
+	l := &SQLite{kind: opts.Kind, targets: targets, foreignKeys: r.foreignKeys, stretch: sqliteStretch}
 	for _, src := range sources {
 		s := sqliteSource{Source: src}
 		if err := r.resolve(ctx, &s); err != nil {
@@ -47,7 +48,6 @@ func ResolveSQLite(ctx context.Context, q sqlitedb.Querier, opts Options, source
 type sqliteResolver struct {
 	q           sqlitedb.Querier
 	opts        Options
-	targets     []SQLiteTarget
 	foreignKeys []sqliteForeignKey
 	found       finding.List
 }
@@ -225,9 +225,14 @@ func sqliteValueType(class sqlitedb.Class) valueType {
 
 // resolveProbe finds out whether keys can be looked up by the column, and with
 // which index: SQLite itself is asked how it would do it.
-func (r *sqliteResolver) resolveProbe(ctx context.Context, s *sqliteSource) error {
+func (r *sqliteResolver) resolveProbe(ctx context.Context, s *sqliteSource) (err error) {
 	if s.rel == nil || s.format.Placeholder() == 0 {
 		return nil // a query, or a source with a finding
+	}
+	if !s.joined() { // the blobs' table has the say in a join
+		if s.loose, err = s.rel.Loose(ctx, r.q, s.col); err != nil {
+			return err
+		}
 	}
 	s.indexed = true // what is explained is a probe
 	if hasCase(s.format.Placeholder()) && !s.joined() {
@@ -237,7 +242,9 @@ func (r *sqliteResolver) resolveProbe(ctx context.Context, s *sqliteSource) erro
 		}
 		s.noCase = false
 	}
-	var err error
+	if !s.joined() && spellings(s.format.Placeholder()) && !s.native(r.opts.Kind) {
+		s.open += "; a value in another spelling that is written while a sweep runs"
+	}
 	if s.indexed, err = r.usesIndex(ctx, s); err != nil || s.indexed {
 		return err
 	}
@@ -248,6 +255,9 @@ func (r *sqliteResolver) resolveProbe(ctx context.Context, s *sqliteSource) erro
 	r.found.Add(finding.Warning, s.Path, "no index serves a look-up by %s.%s, so that it is scanned again and again; run: %s", s.rel, s.col.Name, s.createIndex(""))
 	return nil
 }
+
+// spellings says whether one key can be spelt in several ways.
+func spellings(p blob.Placeholder) bool { return p != blob.Text && p != blob.Bytes }
 
 // usesIndex says whether a probe by the column goes by an index, as it does for a
 // table whose detail reads like "SEARCH s USING INDEX i (column=?)".

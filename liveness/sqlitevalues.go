@@ -21,9 +21,9 @@ type RunSQLiteTx func(ctx context.Context, fn func(context.Context, sqlitedb.Que
 
 // BadValue looks through the values of every table source for one that isn't
 // found by the key that it names: it fits no format, or has another spelling, or
-// storage class, than the canonical value. It returns nil when there is none. A table is read in stretches, each in a transaction of its own;
-// values written meanwhile may be missed. A view, and a table WITHOUT ROWID, is
-// one stretch.
+// storage class, than the canonical value. It returns nil when there is none. A
+// table is read in stretches, each in a transaction of its own; values written
+// meanwhile may be missed. A view, and a table WITHOUT ROWID, is one stretch.
 func (l *SQLite) BadValue(ctx context.Context, run RunSQLiteTx) (*BadValue, error) {
 	for i := range l.sources {
 		s := &l.sources[i]
@@ -36,6 +36,9 @@ func (l *SQLite) BadValue(ctx context.Context, run RunSQLiteTx) (*BadValue, erro
 			return nil, fmt.Errorf("read source %s: %w", s.Name, err)
 		}
 		if bad != nil {
+			if l.kind == blob.KindText {
+				bad.Index = "" // a key that is spelt so is kept, by whatever index it is looked for
+			}
 			return bad, nil
 		}
 	}

@@ -44,12 +44,22 @@ func PostgresDDL(schema string) []string {
 // table that isn't the window's is an error that says what differs. It is all or
 // nothing, safe to repeat, and safe when any number of agents run it at once.
 func (w *Postgres) EnsureSchema(ctx context.Context) error {
-	err := owntable.Table{
+	return w.named("ensure schema of", w.own().Ensure(ctx, w.q, w.schema))
+}
+
+// CheckSchema says whether the window's table is there. One that isn't the
+// window's is an error that says what differs, an owntable.ErrDifferent.
+func (w *Postgres) CheckSchema(ctx context.Context) (bool, error) {
+	there, err := w.own().Check(ctx, w.q, w.schema)
+	return there, w.named("check schema of", err)
+}
+
+func (w *Postgres) own() owntable.Table {
+	return owntable.Table{
 		Name:  tableName,
 		Shape: []string{"ordinary table", "key bytea NOT NULL", "visible_after bigint NOT NULL", "PRIMARY KEY (key)"},
 		DDL:   PostgresDDL(w.schema)[1:],
-	}.Ensure(ctx, w.q, w.schema)
-	return w.named("ensure schema of", err)
+	}
 }
 
 // Stage puts rows into the window. A key that is there already, or twice among

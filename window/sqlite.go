@@ -52,25 +52,26 @@ const sqliteShapeSQL = `
 // EnsureSchema is as Postgres.EnsureSchema. A file that stays busy beyond the
 // connection's timeout is an error that sqlitedb.Busy knows.
 func (w *SQLite) EnsureSchema(ctx context.Context) error {
-	there, err := w.check(ctx)
+	there, err := w.CheckSchema(ctx)
 	if err == nil && !there {
 		if err = w.create(ctx); err == nil {
 			// Somebody else's table may have come first.
-			_, err = w.check(ctx)
+			_, err = w.CheckSchema(ctx)
 		}
 	}
 	return named("ensure schema of", err)
 }
 
-func (w *SQLite) check(ctx context.Context) (bool, error) {
-	shape, err := collect(ctx, w.q, sqliteShapeSQL, func(rows *sql.Rows) (line string, err error) {
+// CheckSchema is as Postgres.CheckSchema.
+func (w *SQLite) CheckSchema(ctx context.Context) (bool, error) {
+	shape, err := sqlitedb.Collect(ctx, w.q, func(rows *sql.Rows) (line string, err error) {
 		return line, rows.Scan(&line)
-	})
+	}, sqliteShapeSQL)
 	if err != nil || len(shape) == 0 {
 		return false, err
 	}
 	if diff := owntable.Differences(sqliteShape, shape); diff != "" {
-		return false, fmt.Errorf("%s exists and isn't the agent's table (%s); it was left as it is", tableName, diff)
+		return false, owntable.Different(tableName, diff)
 	}
 	return true, nil
 }
@@ -201,36 +202,14 @@ func (w *SQLite) read(ctx context.Context, query string, args ...any) ([]Row, er
 	if err != nil || !there {
 		return nil, err
 	}
-	rows, err := collect(ctx, w.q, query, func(rows *sql.Rows) (Row, error) {
+	rows, err := sqlitedb.Collect(ctx, w.q, func(rows *sql.Rows) (Row, error) {
 		var key []byte
 		var at int64
 		err := rows.Scan(&key, &at)
 		return Row{Key: blob.Key(key), VisibleAfter: blob.Instant(at)}, err
-	}, args...)
+	}, query, args...)
 	slices.SortFunc(rows, byKey)
 	return rows, err
-}
-
-// collect runs a query to its end, without which a statement that writes isn't
-// done.
-func collect[T any](ctx context.Context, q sqlitedb.Querier, query string, scan func(*sql.Rows) (T, error), args ...any) ([]T, error) {
-	rows, err := q.Query(ctx, query, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = rows.Close() }() // Err says what went wrong
-	var out []T
-	for rows.Next() {
-		v, err := scan(rows)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, v)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 // sqliteLimit: to SQLite a negative limit is none.

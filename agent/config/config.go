@@ -36,7 +36,7 @@ type Database struct {
 	Engine Engine
 	// URL is what was given for it, trimmed.
 	URL Secret
-	// Path is the file of an SQLite database, relative paths joined to the
+	// Path is the file of an SQLite database, absolute: a relative one begins at the
 	// directory of the configuration file. It is empty for Postgres.
 	Path string
 
@@ -65,7 +65,9 @@ type Pool struct {
 	// table tier, else Database. Empty means that the pool works inline.
 	Host string
 	// Schema is where the agent's tables live on Postgres. It is empty on SQLite.
-	Schema   string
+	Schema string
+	// Fleet says that applications pin blobs, through functions in Schema.
+	Fleet    bool
 	Mode     Mode
 	Schedule Schedule
 	Window   time.Duration

@@ -250,7 +250,7 @@ func TestProblemFromElsewhere(t *testing.T) {
 func TestProblemIsOneLine(t *testing.T) {
 	t.Parallel()
 	p := Problem{File: "a\nb", Path: "x", Message: "no\r\ngood"}
-	if got, want := p.String(), "a b: x: no  good"; got != want {
+	if got, want := p.String(), "a; b: x: no ; good"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/alkblobs/gc-agent/internal/words"
 )
 
 const (
@@ -214,7 +216,7 @@ func (f *fields) close() {
 		if slices.Contains(f.known, e.key) {
 			continue
 		}
-		name, near := strconv.Quote(e.key), suggest(e.key, f.known)
+		name, near := strconv.Quote(e.key), words.Nearest(e.key, f.known)
 		switch {
 		case near != "":
 			e.fail("unknown field %s: did you mean %q?", name, near)

@@ -106,11 +106,13 @@ func (c *Validated) pool(v value) Pool {
 	f := v.open("a mapping of a pool's fields")
 	defer f.close()
 	f.need("name", "every pool has one").matching(&p.Name, poolNameRE, poolNameWant)
-	c.reference(f.get("database"), &p.Database)
+	database := f.get("database")
+	c.reference(database, &p.Database)
+	own := poolDatabase{name: p.Database, given: database.given()}
 	blobs := f.need("blobs", "say where the blobs are: a list of tiers, such as {type: table, …}")
 	items := blobs.items("a list of tiers (- type: …)")
 	for _, item := range items {
-		if tier, ok := c.tier(item, p.Database); ok {
+		if tier, ok := c.tier(item, own); ok {
 			p.Blobs = append(p.Blobs, tier)
 		}
 	}
@@ -119,12 +121,13 @@ func (c *Validated) pool(v value) Pool {
 	}
 	p.Host = hostOf(p)
 	for _, item := range f.get("liveness").items("a list of liveness sources (- name: …)") {
-		p.Liveness = append(p.Liveness, c.source(item, p))
+		p.Liveness = append(p.Liveness, c.source(item, p, own))
 	}
 	c.schema(f.get("schema"), &p)
+	c.fleet(f.get("fleet"), &p)
 	choose(f.get("mode"), &p.Mode, ModeObserve, ModeEnforce)
 	p.Schedule = readSchedule(f.get("schedule"))
-	inline := p.Host == "" && len(items) > 0 && len(p.Blobs) == 0
+	inline := p.Host == "" && !own.given && len(items) > 0 && len(p.Blobs) == 0
 	window(f.get("window"), &p.Window, inline)
 	p.Brakes = readBrakes(f.get("brakes"))
 	p.Limits = readLimits(f.get("limits"))
@@ -166,15 +169,22 @@ func (c *Validated) databaseNames() string {
 	return cmp.Or(strings.Join(names, ", "), "it has none")
 }
 
+// poolDatabase is what a pool gives its tiers and sources for a database. One that
+// is given and has no name is unknown, and reported.
+type poolDatabase struct {
+	name  string
+	given bool
+}
+
 // databaseOf reads the database field of a tier or a source, and returns what it
 // comes to with the pool's.
-func (c *Validated) databaseOf(f *fields, fallback string) Database {
-	v, name := f.get("database"), fallback
+func (c *Validated) databaseOf(f *fields, own poolDatabase) Database {
+	v, name := f.get("database"), own.name
 	if v.given() {
 		name = ""
 	}
 	c.reference(v, &name)
-	if name == "" && !v.given() && f.readable {
+	if !v.given() && !own.given && f.readable {
 		v.fail("is missing: name a database here, or one for the pool")
 	}
 	db, _ := c.Database(name) // an unknown one is reported where it is written
@@ -199,6 +209,14 @@ func (c *Validated) schema(v value, p *Pool) {
 		v.fail("the schema belongs to Postgres itself: choose one that the agent has to itself, such as %s", defaultSchema)
 	default:
 		p.Schema = name
+	}
+}
+
+// fleet reads whether applications pin blobs, which takes a Postgres host.
+func (c *Validated) fleet(v value, p *Pool) {
+	host, _ := c.Database(p.Host) // none: inline, or reported
+	if v.boolean(&p.Fleet); p.Fleet && host.Engine == SQLite {
+		v.fail("a fleet on SQLite isn't possible, where pins would be rows that every writer waits for: remove the field")
 	}
 }
 

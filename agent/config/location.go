@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -20,6 +21,7 @@ import (
 var (
 	errScheme     = errors.New("unknown kind of URL: want postgres://…, postgresql://… or sqlite:PATH")
 	errURL        = errors.New("isn't a well-formed URL: characters such as @ : / ? # % and spaces in a password are written as %40 %3A %2F %3F %23 %25 %20")
+	errSigns      = errors.New("has more than one @: escape the one in a user or a password as %40")
 	errParameters = errors.New("isn't a URL that Postgres takes: check the host, the port, and parameters such as sslmode, sslrootcert and connect_timeout")
 	errMemory     = errors.New("an SQLite database in memory belongs to one process, and its blobs aren't the agent's: want sqlite:PATH")
 	errPath       = errors.New("want sqlite:PATH with a plain path, such as sqlite:/var/lib/app/app.db: no //, no file:, no ? and parameters")
@@ -50,6 +52,9 @@ func (d *decoder) locateFile(db *Database, path string) error {
 	}
 	db.Engine = SQLite
 	db.Path = d.beside(path)
+	if absolute, err := filepath.Abs(db.Path); err == nil { // else the working directory is gone
+		db.Path = absolute
+	}
 	actual, err := d.env.Resolve(db.Path)
 	if err != nil {
 		actual = db.Path // a directory that isn't there yet: compared as it is spelled
@@ -67,6 +72,9 @@ func (d *decoder) beside(path string) string {
 }
 
 func locateServer(db *Database, text string) error {
+	if err := checkReadings(text); err != nil {
+		return err
+	}
 	if _, err := url.Parse(text); err != nil {
 		return errURL
 	}
@@ -74,15 +82,44 @@ func locateServer(db *Database, text string) error {
 	if err != nil {
 		return errParameters
 	}
-	c := pool.ConnConfig
+	db.Engine = Postgres
+	db.identity = serverIdentity(&pool.ConnConfig.Config)
+	return nil
+}
+
+// checkReadings refuses a URL of which a part of the password could be taken for
+// the host or the database, which errors of a connection name: readers of URLs
+// differ about which @ ends the password, and whether # ends everything.
+func checkReadings(text string) error {
+	_, rest, _ := strings.Cut(text, "://")
+	beforeParameters, _, _ := strings.Cut(rest, "?")
+	authority := rest[:strings.IndexAny(rest+"/", "/?")]
+	switch {
+	case strings.Count(beforeParameters, "@") > 1:
+		return errSigns
+	case strings.Contains(rest[len(authority):], "@"), strings.Contains(rest, "#"):
+		return errURL
+	}
+	return nil
+}
+
+// Is says whether a connection that is made by c leads to the database, as the
+// same user.
+func (db Database) Is(c *pgconn.Config) bool {
+	if db.Engine != Postgres {
+		return false
+	}
+	own, err := pgconn.ParseConfig(db.URL.Reveal())
+	return err == nil && own.User == c.User && db.identity == serverIdentity(c)
+}
+
+func serverIdentity(c *pgconn.Config) string {
 	hosts := []string{address(c.Host, c.Port)}
 	for _, f := range c.Fallbacks {
 		hosts = append(hosts, address(f.Host, f.Port))
 	}
 	slices.Sort(hosts)
-	db.Engine = Postgres
-	db.identity = fmt.Sprintf("postgres %q %q", slices.Compact(hosts), cmp.Or(c.Database, c.User))
-	return nil
+	return fmt.Sprintf("postgres %q %q", slices.Compact(hosts), cmp.Or(c.Database, c.User))
 }
 
 // address spells a server in one way. A host that is a path is a socket's directory.

@@ -40,16 +40,3 @@ func TestParseTable(t *testing.T) {
 		t.Errorf("parseColumn took a dotted name: %q", got)
 	}
 }
-
-func TestSuggest(t *testing.T) {
-	t.Parallel()
-	known := []string{"url", "url_file", "column", "mode"}
-	for word, want := range map[string]string{
-		"colum": "column", "colums": "column", "Column": "column", "culomn": "column", "urlfile": "url_file", "ulr": "url",
-		"mod": "mode", "": "", "host": "", "columnist": "", "mühde": "",
-	} {
-		if got := suggest(word, known); got != want {
-			t.Errorf("suggest(%q) = %q, want %q", word, got, want)
-		}
-	}
-}

@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode"
+
+	"github.com/alkblobs/gc-agent/internal/words"
 )
 
 // Problem is one thing that is wrong with the configuration.
@@ -28,14 +29,7 @@ func (p Problem) String() string {
 	if p.Path != "" {
 		s += p.Path + ": "
 	}
-	return strings.Map(oneLine, s+p.Message)
-}
-
-func oneLine(r rune) rune {
-	if unicode.IsControl(r) {
-		return ' '
-	}
-	return r
+	return words.OneLine(s + p.Message)
 }
 
 // Errors is every problem of a configuration, ordered by line. Load and Parse

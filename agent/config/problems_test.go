@@ -83,8 +83,11 @@ var problemCases = []struct {
 	{"unknown field, near", base("scheme: x"), []string{
 		`8: pools[0].scheme: unknown field "scheme": did you mean "schema"?`,
 	}},
-	{"unknown field, far", base("fleet: true"), []string{
-		`8: pools[0].fleet: unknown field "fleet": known here are name, database, blobs, liveness, schema, mode, schedule, window, brakes, limits, protect`,
+	{"fleet on SQLite", "databases: {a: {url: 'sqlite:a.db'}}\npools:\n- {name: p, database: a, fleet: true, blobs: [{type: table, table: t, column: c}]}\n", []string{
+		`3: pools[0].fleet: a fleet on SQLite isn't possible, where pins would be rows that every writer waits for: remove the field`,
+	}},
+	{"unknown field, far", base("replicas: true"), []string{
+		`8: pools[0].replicas: unknown field "replicas": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
 	}},
 	{"unknown fields everywhere", base("limits: {bach: 1}", "brakes: {max: 1}", "protect: {http: 'http://h', https: x}", "liveness: [{name: s, table: t, column: c, match: x}]") + "admin: {}\nlog: {lvl: x}\n", []string{
 		`8: pools[0].limits.bach: unknown field "bach": did you mean "batch"?`,
@@ -95,9 +98,9 @@ var problemCases = []struct {
 		`13: log.lvl: unknown field "lvl": did you mean "level"?`,
 	}},
 	{"unknown field of a later part, in the example's words", base("pins: {ttl: 60s}", "follow: {mode: stream}", "normalize: nfc") + "state: x\n", []string{
-		`8: pools[0].pins: unknown field "pins": known here are name, database, blobs, liveness, schema, mode, schedule, window, brakes, limits, protect`,
-		`9: pools[0].follow: unknown field "follow": known here are name, database, blobs, liveness, schema, mode, schedule, window, brakes, limits, protect`,
-		`10: pools[0].normalize: unknown field "normalize": known here are name, database, blobs, liveness, schema, mode, schedule, window, brakes, limits, protect`,
+		`8: pools[0].pins: unknown field "pins": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
+		`9: pools[0].follow: unknown field "follow": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
+		`10: pools[0].normalize: unknown field "normalize": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
 		`11: state: unknown field "state": known here are databases, pools, max_concurrent_sweeps, log`,
 	}},
 	{"field twice", base("mode: observe", "mode: enforce"), []string{
@@ -154,7 +157,7 @@ var problemCases = []struct {
 		`14: pools[0].liveness[0].name: "-${WORD}" (expanded) isn't a name: want at most 63 letters, digits, dots, _ and -`,
 		`14: pools[0].liveness[0].database: "${WORD}" (expanded) isn't one of the databases of this file: app, lite`,
 		`14: pools[0].liveness[0].table: "a.${WORD}.b" (expanded): too many dots: want schema.table`,
-		`14: pools[0].liveness[0].format: isn't a format`,
+		`14: pools[0].liveness[0].format: "{${WORD}}" (expanded) isn't a format`,
 		`14: pools[0].liveness[0].allow_empty: "${WORD}" (expanded) is neither true nor false`,
 	}},
 	{"variable that isn't UTF-8", base("schema: ${LATIN1}"), []string{
@@ -191,6 +194,14 @@ var problemCases = []struct {
 		`5: databases.d.url: unknown kind of URL: want postgres://…, postgresql://… or sqlite:PATH`,
 		`6: pools: is an empty list: name at least one store to collect`,
 	}},
+	{"postgres urls with two readings", "databases:\n  a: {url: 'postgres://u:p@w@h/a'}\n  b: {url: 'postgres://u:12/w@h/a'}\n  c: {url: 'postgres://u:12?w@h/a'}\n  d: {url: 'postgres://u:12#w@h/a'}\n  e: {url: 'postgres://u:p%40w@h/a#b'}\npools: []\n", []string{
+		`2: databases.a.url: has more than one @: escape the one in a user or a password as %40`,
+		`3: databases.b.url: isn't a well-formed URL: characters such as @ : / ? # % and spaces in a password are written as %40 %3A %2F %3F %23 %25 %20`,
+		`4: databases.c.url: isn't a well-formed URL: characters such as @ : / ? # % and spaces in a password are written as %40 %3A %2F %3F %23 %25 %20`,
+		`5: databases.d.url: isn't a well-formed URL: characters such as @ : / ? # % and spaces in a password are written as %40 %3A %2F %3F %23 %25 %20`,
+		`6: databases.e.url: isn't a well-formed URL: characters such as @ : / ? # % and spaces in a password are written as %40 %3A %2F %3F %23 %25 %20`,
+		`7: pools: is an empty list: name at least one store to collect`,
+	}},
 	{"url files", "databases: \n  a: {url_file: /missing}\n  b: {url_file: /empty}\n  c: {url_file: /two-lines}\n  d: {url_file: /mysql}\n  e: {url_file: /variable}\npools: []\n", []string{
 		`2: databases.a.url_file: the file can't be read: it doesn't exist`,
 		`3: databases.b.url_file: the file is empty: it holds the database's URL and nothing else`,
@@ -220,6 +231,11 @@ var problemCases = []struct {
 	{"unknown database", "databases: {a: {url: 'sqlite:/a'}}\npools:\n- {name: p, database: a, blobs: [{type: table, database: b, table: t, column: c}], liveness: [{name: s, database: d, table: t, column: c}]}\n", []string{
 		`3: pools[0].blobs[0].database: "b" isn't one of the databases of this file: a`,
 		`3: pools[0].liveness[0].database: "d" isn't one of the databases of this file: a`,
+	}},
+	{"unknown database of the pool", "databases: {a: {url: 'sqlite:/a'}}\npools:\n- {name: p, database: b, window: 2h, blobs: [{type: table, table: t, column: c}], liveness: [{name: s, table: u, column: d}]}\n- {name: q, database: c, window: 2h, blobs: [{type: s3}]}\n", []string{
+		`3: pools[0].database: "b" isn't one of the databases of this file: a`,
+		`4: pools[1].database: "c" isn't one of the databases of this file: a`,
+		`4: pools[1].blobs[0].type: unknown type "s3": want table`,
 	}},
 	{"inline window", "databases: {a: {url: 'sqlite:/a'}}\npools:\n- {name: p, window: 61m, blobs: [{type: s3, bucket: b}]}\n", []string{
 		`3: pools[0].blobs[0].type: unknown type "s3": want table`,
@@ -279,7 +295,7 @@ var problemCases = []struct {
 		`15: pools[0].liveness[6].query: ends in a semicolon: remove it, the SQL becomes part of a statement`,
 	}},
 	{"source options", base("liveness:", "- {name: s, table: t, column: c, format: '{hax}', guard: trigger, allow_empty: yes, on_unparseable: skip}"), []string{
-		`9: pools[0].liveness[0].format: isn't a format: format "{hax}": unknown placeholder {hax} at position 1: it can be {bytes}, {text}, {int}, {uuid}, {hex}, {HEX}, {base64}`,
+		`9: pools[0].liveness[0].format: "{hax}" isn't a format: unknown placeholder {hax} at position 1: it can be {bytes}, {text}, {int}, {uuid}, {hex}, {HEX}, {base64}`,
 		`9: pools[0].liveness[0].guard: "trigger" isn't known: want auto, foreign_key, settle or serial`,
 		`9: pools[0].liveness[0].allow_empty: want true or false, got a string`,
 		`9: pools[0].liveness[0].on_unparseable: "skip" isn't known: want abort or ignore`,

@@ -18,9 +18,6 @@ func NewSecret(text string) Secret { return Secret{text: text} }
 // for a message.
 func (s Secret) Reveal() string { return s.text }
 
-// IsZero says whether the secret holds nothing.
-func (s Secret) IsZero() bool { return s.text == "" }
-
 // Equal says whether two secrets hold the same.
 func (s Secret) Equal(other Secret) bool { return s == other }
 

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"errors"
 	"strings"
 
 	"github.com/alkblobs/gc-agent/blob"
@@ -8,7 +10,7 @@ import (
 
 // tier reads one place that holds blobs. Of a type that isn't known yet nothing
 // else is read: its fields aren't known either.
-func (c *Validated) tier(v value, poolDatabase string) (Tier, bool) {
+func (c *Validated) tier(v value, own poolDatabase) (Tier, bool) {
 	t := Tier{Path: v.path}
 	f := v.open("a mapping of a tier's fields")
 	kind := f.need("type", "want "+TierTable)
@@ -22,7 +24,7 @@ func (c *Validated) tier(v value, poolDatabase string) (Tier, bool) {
 	}
 	defer f.close()
 	t.Type = TierTable
-	db := c.databaseOf(f, poolDatabase)
+	db := c.databaseOf(f, own)
 	t.Database = db.Name
 	f.need("table", "the table that holds one blob a row").table(&t.Table, db.Engine)
 	f.need("column", "the column that holds the key").column(&t.Column, db.Engine)
@@ -35,12 +37,12 @@ func (c *Validated) tier(v value, poolDatabase string) (Tier, bool) {
 }
 
 // source reads one liveness source of p, whose tiers have been read.
-func (c *Validated) source(v value, p Pool) Source {
+func (c *Validated) source(v value, p Pool, own poolDatabase) Source {
 	s := Source{Path: v.path, Guard: GuardAuto, OnUnparseable: UnparseableAbort}
 	f := v.open("a mapping of a source's fields")
 	defer f.close()
 	f.need("name", "every source has one").matching(&s.Name, sourceNameRE, sourceNameWant)
-	db := c.databaseOf(f, p.Database)
+	db := c.databaseOf(f, own)
 	s.Database = db.Name
 	s.readRows(f, db.Engine)
 	f.get("format").format(&s.Format)
@@ -141,7 +143,8 @@ func (v value) format(into **blob.Format) {
 	}
 	format, err := blob.ParseFormat(s.text)
 	if err != nil {
-		v.fail("isn't a format%s", s.because(err))
+		// What is wrong comes without the format, which is quoted already.
+		v.fail("%s isn't a format%s", s.quote(), s.because(cmp.Or(errors.Unwrap(err), err)))
 		return
 	}
 	*into = &format

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -110,6 +111,32 @@ func TestLockUnderContention(t *testing.T) {
 	}
 }
 
+// A migration can't add a foreign key, which a delete might cascade along, between
+// the lock and the end of the transaction. One that has the table first makes every
+// row busy.
+func TestLockKeepsForeignKeysAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, `CREATE TABLE blobs (k text PRIMARY KEY, size int); CREATE TABLE refs (b text); INSERT INTO blobs VALUES ('a', 5)`)
+	table := w.table(t, "blobs", "k", "size")
+	const migration = "ALTER TABLE refs ADD FOREIGN KEY (b) REFERENCES blobs ON DELETE CASCADE"
+	w.tx(t, func(ctx context.Context, tx pgx.Tx) {
+		if got := lock(ctx, t, tx, table, "a")[0]; got != held(5) {
+			t.Fatalf("%+v", got)
+		}
+		app := w.begin(t, "SET LOCAL lock_timeout = '50ms'")
+		if _, err := app.Exec(ctx, migration); pgdb.Code(err) != pgdb.LockNotAvailable {
+			t.Errorf("err = %v, want the migration to wait", err)
+		}
+	})
+	app := w.begin(t, migration)
+	w.tx(t, func(ctx context.Context, tx pgx.Tx) {
+		if got := lock(ctx, t, tx, table, "a")[0]; got != busy {
+			t.Errorf("%+v while the table is being changed, want %+v", got, busy)
+		}
+	})
+	commit(t, app)
+}
+
 func TestLockOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, `CREATE TABLE blobs (k int PRIMARY KEY, size bigint); INSERT INTO blobs SELECT n, n * 10 FROM generate_series(-5, 1000) n; UPDATE blobs SET size = NULL WHERE k = 7`)
@@ -208,10 +235,12 @@ func TestLockHoldsNewReferencesUp(t *testing.T) {
 // waitForLock returns once the session waits for another's lock.
 func waitForLock(t testing.TB, conn *pgx.Conn, waiter *pgx.Conn) {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
 	for {
 		var waits bool
-		if err := conn.QueryRow(t.Context(), "SELECT cardinality(pg_blocking_pids($1)) > 0", waiter.PgConn().PID()).Scan(&waits); err != nil {
-			t.Fatal(err)
+		if err := conn.QueryRow(ctx, "SELECT cardinality(pg_blocking_pids($1)) > 0", waiter.PgConn().PID()).Scan(&waits); err != nil {
+			t.Fatalf("the session doesn't wait: %v", err)
 		}
 		if waits {
 			return

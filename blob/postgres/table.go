@@ -32,8 +32,8 @@ type Table struct {
 }
 
 // Resolve looks the tier up in the catalogue and says everything that is wrong
-// with it. The table is nil when a finding is worse than a warning. With
-// deletes it also asks for the rights that a delete needs, and warns of what
+// with it. The table is nil where there is none with such a key; with a finding
+// that is worse than a warning it serves only to look for more. With deletes it also asks for the rights that a delete needs, and warns of what
 // may stop one.
 func Resolve(ctx context.Context, q pgdb.Querier, cfg Config, deletes bool) (*Table, finding.List, error) {
 	var found finding.List
@@ -51,17 +51,20 @@ func Resolve(ctx context.Context, q pgdb.Querier, cfg Config, deletes bool) (*Ta
 	}
 	t := &Table{rel: rel, size: "0::bigint"}
 	checks := []func(context.Context, pgdb.Querier, Config, *finding.List) error{
-		t.resolveKey, t.resolveSize, t.checkParts, t.checkServer, t.checkReadable,
+		t.resolveKey, t.resolveSize, t.checkParts, t.checkServer,
+		func(ctx context.Context, q pgdb.Querier, cfg Config, found *finding.List) error {
+			return t.checkRights(ctx, q, cfg, deletes, found)
+		},
 	}
 	if deletes {
-		checks = append(checks, t.checkDeletable, t.warnOfTriggers)
+		checks = append(checks, t.warnOfTriggers)
 	}
 	for _, check := range checks {
 		if err := check(ctx, q, cfg, &found); err != nil {
 			return nil, nil, err
 		}
 	}
-	if found.Worst() > finding.Warning {
+	if t.kind == 0 {
 		return nil, found, nil
 	}
 	return t, found, nil
@@ -161,49 +164,46 @@ func (t *Table) checkServer(ctx context.Context, q pgdb.Querier, cfg Config, fou
 	return err
 }
 
-const canRead = `
+// A lock on a row asks for UPDATE on any one column.
+const rights = `
 SELECT has_schema_privilege(c.relnamespace, 'USAGE'),
 	has_table_privilege(c.oid, 'SELECT') OR NOT EXISTS (
 		SELECT 1 FROM pg_catalog.pg_attribute a
-		WHERE a.attrelid = c.oid AND a.attname = ANY ($2::name[]) AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT'))
+		WHERE a.attrelid = c.oid AND a.attname = ANY ($2::name[]) AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')),
+	has_any_column_privilege(c.oid, 'UPDATE'),
+	has_table_privilege(c.oid, 'DELETE')
 FROM pg_catalog.pg_class c WHERE c.oid = $1`
 
-func (t *Table) checkReadable(ctx context.Context, q pgdb.Querier, cfg Config, found *finding.List) error {
-	var schema, columns bool
-	if err := q.QueryRow(ctx, canRead, t.rel.OID, []string{cfg.Column, cfg.Size}).Scan(&schema, &columns); err != nil {
+// checkRights names what the role lacks to read and, with deletes, to delete.
+func (t *Table) checkRights(ctx context.Context, q pgdb.Querier, cfg Config, deletes bool, found *finding.List) error {
+	role, err := pgdb.Role(ctx, q)
+	if err != nil {
+		return err
+	}
+	var schema, reads, locks, removes bool
+	if err := q.QueryRow(ctx, rights, t.rel.OID, []string{cfg.Column, cfg.Size}).Scan(&schema, &reads, &locks, &removes); err != nil {
 		return fmt.Errorf("look for missing rights on %s: %w", t, err)
 	}
 	if !schema {
-		found.Add(finding.Unreadable, cfg.Path, "this role may not use schema %s; run: GRANT USAGE ON SCHEMA %s TO <role>", t.rel.Schema, pgdb.Ident(t.rel.Schema))
+		found.Add(finding.Unreadable, cfg.Path, "%s", pgdb.MissingUsage(role, t.rel))
 	}
-	if !columns {
-		t.missing("SELECT", cfg, found)
+	var missing []string
+	if !reads {
+		missing = append(missing, "SELECT")
+	}
+	if deletes && !locks {
+		missing = append(missing, "UPDATE")
+	}
+	if deletes && !removes {
+		missing = append(missing, "DELETE")
+	}
+	if len(missing) > 0 {
+		found.Add(finding.Unreadable, cfg.Path, "%s", pgdb.MissingRights(role, t.rel, missing...))
 	}
 	if t.rel.RowSecurity {
 		found.Add(finding.Unreadable, cfg.Path, "row-level security hides rows of %s from this role; give the role BYPASSRLS or exempt it", t.rel)
 	}
 	return nil
-}
-
-// A lock on a row asks for UPDATE on any one column.
-const canDelete = `SELECT has_any_column_privilege($1::oid, 'UPDATE'), has_table_privilege($1::oid, 'DELETE')`
-
-func (t *Table) checkDeletable(ctx context.Context, q pgdb.Querier, cfg Config, found *finding.List) error {
-	var locks, deletes bool
-	if err := q.QueryRow(ctx, canDelete, t.rel.OID).Scan(&locks, &deletes); err != nil {
-		return fmt.Errorf("look for missing rights on %s: %w", t, err)
-	}
-	if !locks {
-		t.missing("UPDATE", cfg, found)
-	}
-	if !deletes {
-		t.missing("DELETE", cfg, found)
-	}
-	return nil
-}
-
-func (t *Table) missing(right string, cfg Config, found *finding.List) {
-	found.Add(finding.Unreadable, cfg.Path, "this role lacks %s on %s; run: GRANT %s ON %s TO <role>", right, t.rel, right, t.rel.SQL())
 }
 
 // Enabled triggers of the application's that fire for a delete (bit 3 of tgtype)

@@ -24,16 +24,16 @@ func (t *Table) keyParam(keys []blob.Key) (string, error) {
 	return sqlitedb.KeyParam(keys)
 }
 
-// Lock looks for the rows of keys and returns one hold a key, in their order. q
-// must be a transaction that began with sqlitedb.Write: it has the lock of the
-// whole file, so that no hold is ever Busy.
-func (t *Table) Lock(ctx context.Context, q sqlitedb.Querier, keys []blob.Key) ([]blob.Hold, error) {
-	return t.Look(ctx, q, keys)
+// Look is Lock: there are no locks of rows to take or to leave.
+func (t *Table) Look(ctx context.Context, q sqlitedb.Querier, keys []blob.Key) ([]blob.Hold, error) {
+	return t.Lock(ctx, q, keys)
 }
 
-// Look is Lock in any transaction: what it returns as Held is there, and may
-// change. It serves a dry run, which writes nothing.
-func (t *Table) Look(ctx context.Context, q sqlitedb.Querier, keys []blob.Key) ([]blob.Hold, error) {
+// Lock looks for the rows of keys and returns one hold a key, in their order. A
+// transaction that began with sqlitedb.Write has the lock of the whole file, so
+// that no hold is ever Busy, and what is Held stays; in one that reads, as a dry
+// run's, it may change once that ends.
+func (t *Table) Lock(ctx context.Context, q sqlitedb.Querier, keys []blob.Key) ([]blob.Hold, error) {
 	param, err := t.keyParam(keys)
 	if err != nil {
 		return nil, fmt.Errorf("look for rows of %s: %w", t, err)

@@ -35,7 +35,8 @@ type Table struct {
 
 // Resolve looks the tier up in the catalogue and says everything that is wrong
 // with it, rows whose key isn't of the column's kind included. The table is nil
-// when a finding is worse than a warning.
+// when the kind of its keys isn't known. With a finding that is worse than a
+// warning it serves to judge the rest of a configuration, and nothing else.
 func Resolve(ctx context.Context, q sqlitedb.Querier, cfg Config) (*Table, finding.List, error) {
 	var found finding.List
 	rel, err := sqlitedb.LookupRelation(ctx, q, cfg.Table)
@@ -59,7 +60,7 @@ func Resolve(ctx context.Context, q sqlitedb.Querier, cfg Config) (*Table, findi
 		return nil, nil, err
 	}
 	t.resolveSize(cfg, &found)
-	if found.Worst() > finding.Warning {
+	if t.kind == 0 {
 		return nil, found, nil
 	}
 	return t, found, nil
@@ -194,19 +195,17 @@ func uniqueIndexes(ctx context.Context, q sqlitedb.Querier, rel *sqlitedb.Relati
 
 // checkCollation refuses a column that compares different texts as equal:
 // deleting one would delete the other. A unique index may have another collation
-// than its column, and no pragma tells the column's: two texts are compared in it.
+// than its column.
 func (t *Table) checkCollation(ctx context.Context, q sqlitedb.Querier, path string, found *finding.List) error {
 	if t.kind != blob.KindText {
 		return nil
 	}
-	equal := `SELECT v = 'A' OR v = 'a ' FROM (SELECT ` + sqlitedb.Ident(t.key.Name) + ` AS v FROM ` + t.rel.SQL() + ` WHERE false UNION ALL SELECT 'a')`
-	var loose bool
-	err := q.QueryRow(ctx, equal).Scan(&loose)
+	loose, err := t.rel.Loose(ctx, q, t.key)
 	switch {
 	case sqlitedb.Refused(err):
 		found.Add(finding.Misconfigured, path, "%s.%s can't be compared: %v; a key column has the collation BINARY", t.rel, t.key.Name, err)
 	case err != nil:
-		return fmt.Errorf("compare keys of %s: %w", t, err)
+		return err
 	case loose:
 		found.Add(finding.Misconfigured, path, "%s.%s has a collation (NOCASE or RTRIM) under which different keys are equal; a key column has the collation BINARY", t.rel, t.key.Name)
 	}

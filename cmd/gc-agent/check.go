@@ -6,6 +6,7 @@ import (
 
 	"github.com/alkblobs/gc-agent/agent"
 	"github.com/alkblobs/gc-agent/internal/finding"
+	"github.com/alkblobs/gc-agent/internal/words"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
@@ -63,7 +64,7 @@ func (a *app) checkPool(ctx context.Context, p *agent.Pool) status {
 	}
 	switch {
 	case err != nil:
-		a.stderr.line("pool %s: can't be checked: %v", p.Name(), err)
+		a.stderr.line("pool %s: can't be checked: %v", p.Name(), a.explain(err))
 		return end.worse(failed)
 	case check.Bad():
 		return end.worse(misused)
@@ -80,13 +81,13 @@ type checked struct {
 	Mode     string    `json:"mode"`
 	Schedule string    `json:"schedule"`
 	Next     time.Time `json:"next"`
-	WindowNS int64     `json:"window_ns"`
+	WindowMS int64     `json:"window_ms"`
 	Host     *place    `json:"host"` // of the window; null when inline
 	Keys     string    `json:"keys"`
 	Tiers    []tier    `json:"tiers"`
 	Sources  []source  `json:"sources"`
 	Findings []found   `json:"findings"`
-	Against  []string  `json:"against"` // what of the sources' values stops a sweep
+	Against  []against `json:"against"` // what of the sources' values stops a sweep
 	Error    string    `json:"error,omitempty"`
 }
 
@@ -113,6 +114,14 @@ type source struct {
 	AllowEmpty bool   `json:"allow_empty"`
 }
 
+type against struct {
+	Cause   string `json:"cause"` // of the abort
+	File    string `json:"file"`
+	Line    int    `json:"line"`
+	Path    string `json:"path"`
+	Message string `json:"message"`
+}
+
 type found struct {
 	Severity string `json:"severity"` // warning or problem
 	File     string `json:"file"`
@@ -125,8 +134,8 @@ func (a *app) describe(check agent.PoolCheck, err error) checked {
 	cfg, _ := a.cfg.Pool(check.Pool)
 	c := checked{
 		Pool: check.Pool, Ready: err == nil && !check.Bad(), Form: string(check.Form), Mode: check.Mode,
-		Schedule: check.Schedule, Next: check.Next, WindowNS: check.Window.Nanoseconds(), Keys: check.Keys,
-		Tiers: []tier{}, Sources: []source{}, Findings: []found{}, Against: append([]string{}, check.Against...),
+		Schedule: check.Schedule, Next: check.Next, WindowMS: check.Window.Milliseconds(), Keys: check.Keys,
+		Tiers: []tier{}, Sources: []source{}, Findings: []found{}, Against: []against{},
 	}
 	if db, ok := a.cfg.Database(check.Host); ok {
 		c.Host = &place{Database: db.Name, Engine: db.Engine.String(), Schema: cfg.Schema}
@@ -148,8 +157,12 @@ func (a *app) describe(check agent.PoolCheck, err error) checked {
 		}
 		c.Findings = append(c.Findings, found{severity, p.File, p.Line, p.Path, p.Message})
 	}
+	for _, o := range check.Against {
+		p := a.cfg.Problem(o.Path, o.Message)
+		c.Against = append(c.Against, against{string(o.Cause), p.File, p.Line, p.Path, p.Message})
+	}
 	if err != nil {
-		c.Error = oneLine(err.Error())
+		c.Error = words.OneLine(a.explain(err).Error())
 	}
 	return c
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/alkblobs/gc-agent/agent/config"
+	"github.com/alkblobs/gc-agent/internal/words"
 )
 
 // text is a check for people: what the pool is, then what is to be said about it.
@@ -13,11 +14,11 @@ func (c checked) text(now time.Time) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pool %s\n", c.Pool)
 	field := func(name, format string, args ...any) {
-		fmt.Fprintf(&b, "  %-11s  %s\n", name, oneLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(&b, "  %-11s  %s\n", name, words.OneLine(fmt.Sprintf(format, args...)))
 	}
 	field("mode", "%s", c.Mode)
 	field("schedule", "%s, next %s (in %s)", c.Schedule, c.Next.Format(time.RFC3339), span(c.Next.Sub(now)))
-	field("window", "%s, %s", span(time.Duration(c.WindowNS)), c.whereWindow())
+	field("window", "%s, %s", span(time.Duration(c.WindowMS)*time.Millisecond), c.whereWindow())
 	for _, t := range c.Tiers {
 		field("blobs", "%s %s, column %s, in database %s", t.Type, t.Table, t.Column, t.Database)
 	}
@@ -33,8 +34,9 @@ func (c checked) text(now time.Time) string {
 	for _, f := range c.Findings {
 		field(f.Severity, "%s", config.Problem{File: f.File, Line: f.Line, Path: f.Path, Message: f.Message})
 	}
-	for _, line := range c.Against {
-		field("would abort", "%s", line)
+	for _, f := range c.Against {
+		// The message names the path.
+		field("would abort", "%s", config.Problem{File: f.File, Line: f.Line, Message: f.Cause + ": " + f.Message})
 	}
 	field("ready", "%s", c.verdict())
 	return b.String()
@@ -70,7 +72,7 @@ func (c checked) verdict() string {
 	}
 	switch {
 	case c.Error != "":
-		return "unknown: " + c.Error
+		return "unknown, see below"
 	case problems > 0:
 		return "no: " + some(problems, "problem")
 	case c.Mode == string(config.ModeObserve):

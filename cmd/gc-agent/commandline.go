@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/alkblobs/gc-agent/internal/words"
+
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // newHelp is cobra's help command with an error for what isn't one.
@@ -59,31 +63,57 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	message := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
-	cmd.SuggestionsMinimumDistance = 1
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		message += fmt.Sprintf(" (did you mean %q?)", near[0])
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
 	}
-	return &usageError{message}
+	return &usageError{fmt.Sprintf("unknown command %q for %q%s", args[0], cmd.CommandPath(), meant("", args[0], names))}
+}
+
+// unknownFlag adds to the error of a flag that isn't known one that is.
+func unknownFlag(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return fmt.Errorf("%w%s", err, meant("--", unknown.GetSpecifiedName(), names))
+}
+
+// meant asks whether the nearest of the names was meant, if one is near.
+func meant(prefix, word string, names []string) string {
+	if near := words.Nearest(word, names); near != "" {
+		return fmt.Sprintf(" (did you mean %q?)", prefix+near)
+	}
+	return ""
+}
+
+// below is a command as it is written behind the program's name, with which every
+// error begins.
+func below(cmd *cobra.Command) string {
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return &usageError{fmt.Sprintf("%s takes flags alone, not %q", cmd.CommandPath(), args[0])}
+	return &usageError{fmt.Sprintf("%s takes flags alone, not %q", below(cmd), args[0])}
 }
 
 func onePool(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		return nil
 	}
-	return &usageError{cmd.CommandPath() + " takes the name of one pool"}
+	return &usageError{below(cmd) + " takes the name of one pool"}
 }
 
 func atMostOnePool(cmd *cobra.Command, args []string) error {
 	if len(args) <= 1 {
 		return nil
 	}
-	return &usageError{cmd.CommandPath() + " takes the name of one pool, or none for all"}
+	return &usageError{below(cmd) + " takes the name of one pool, or none for all"}
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -58,7 +60,7 @@ What happened:
     and kept it (cancelled: live).
   - The other %[3]s were never candidates: an attachment or a user names
     each of them.
-`, some(number(dead), "blob"), title, count(kept-1)) + demoFiles(shop) + demoNext(shop, "gc-agent demo")
+`, some(number(dead), "blob"), title, count(kept-1)) + demoFiles(shop) + demoNext(shop, program(os.Args[0]), "demo")
 }
 
 func demoLiveStart(shop *demo.App, s demo.Stock, window time.Duration) string {
@@ -69,7 +71,7 @@ the configuration says, and deletes what was dead for %s and still is.
 }
 
 func demoLiveEnd(shop *demo.App, s demo.Stock) string {
-	return fmt.Sprintf("\nStopped, with %s. Everything that is referred to is there.\n", some(number(s.Blobs), "blob")) + demoNext(shop, "gc-agent demo --once")
+	return fmt.Sprintf("\nStopped, with %s. Everything that is referred to is there.\n", some(number(s.Blobs), "blob")) + demoNext(shop, program(os.Args[0]), "demo --once")
 }
 
 // demoLine is one sweep of the daemon's.
@@ -92,14 +94,26 @@ func demoFiles(shop *demo.App) string {
 }
 
 // demoNext says what to do with the files, and what else there is to see.
-func demoNext(shop *demo.App, other string) string {
+func demoNext(shop *demo.App, program, other string) string {
 	return fmt.Sprintf(`
 Next:
-  gc-agent check -c %[1]s
-  gc-agent sweep -c %[1]s
-  gc-agent window list -c %[1]s photos
-  %[2]s
-`, quoteArg(shop.Config()), other)
+  %[1]s check -c %[2]s
+  %[1]s sweep -c %[2]s
+  %[1]s window list -c %[2]s photos
+  %[1]s %[3]s
+`, program, quoteArg(shop.Config()), other)
+}
+
+// goRunRE is where go run leaves what it has built, new or cached.
+var goRunRE = regexp.MustCompile(`(/go-build[0-9]+/b[0-9]+/exe|/[0-9a-f]{64}-d)/[^/]+$`)
+
+// program is what runs the program again: what ran it, save under go run, which
+// gives it a path of its own.
+func program(run string) string {
+	if goRunRE.MatchString(run) {
+		return "go run ./cmd/gc-agent"
+	}
+	return quoteArg(run)
 }
 
 // quoteArg quotes a path for a shell where it needs that.

@@ -267,10 +267,16 @@ func leavesAlone(t *testing.T, dir string, release func(context.Context) error) 
 	if got := p.status(); got != 0 {
 		t.Errorf("sweep: exit status %d, want 0", got)
 	}
-	for _, want := range []string{"pool parts: aborted after ", "(sweeper_lock), nothing was deleted\n", "pool parts: aborted: sweeper_lock: "} {
-		if !strings.Contains(p.out.String(), want) {
-			t.Errorf("the output lacks %q:\n%s", want, &p.out)
-		}
+	if got, want := p.out.String(), "pool parts: skipped: another agent is sweeping this pool\n"; got != want {
+		t.Errorf("sweep: printed %q, want %q", got, want)
+	}
+	p = start(t, dir, "run")
+	p.until("a sweep is skipped", func() bool {
+		return strings.Contains(p.out.String(), `"message":"sweep skipped: another agent is sweeping this pool"`)
+	})
+	p.signal(os.Interrupt)
+	if got := p.status(); got != 0 || strings.Contains(p.out.String(), `"level":"warn"`) {
+		t.Errorf("run: exit status %d, want 0 and no warning\n%s", got, &p.out)
 	}
 	p = start(t, dir, "window", "drop", "parts", "--all")
 	if got := p.status(); got != 1 || !strings.Contains(p.out.String(), "another agent is sweeping") {
@@ -286,6 +292,34 @@ func leavesAlone(t *testing.T, dir string, release func(context.Context) error) 
 	p = start(t, dir, "sweep")
 	if got := p.status(); got != 0 || !strings.Contains(p.out.String(), "pool parts: swept in ") {
 		t.Errorf("sweep: exit status %d, want 0\n%s", got, &p.out)
+	}
+}
+
+// Who holds a sweep up is named, and that something overdue was left is said.
+func TestHeldUpSweepSaysSo(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Database(t)
+	conn := pgtest.Connect(t, url)
+	pgtest.Exec(t, conn, appSchema)
+	dir := writeConfig(t, url, "0")
+	if p := start(t, dir, "sweep"); p.status() != 0 {
+		t.Fatalf("the first sweep failed\n%s", &p.out)
+	}
+	pgtest.Exec(t, conn, "BEGIN")
+	pgtest.Exec(t, conn, "INSERT INTO msgs VALUES (1)")
+	p := start(t, dir, "sweep")
+	if got := p.status(); got != 0 || !strings.Contains(p.out.String(), "\n  held up, and what is overdue is left for the next sweep: ") {
+		t.Errorf("sweep: exit status %d, want 0 and to be told\n%s", got, &p.out)
+	}
+	p = start(t, dir, "run")
+	p.until("it is logged", func() bool {
+		return strings.Contains(p.out.String(), `"message":"sweep held up: what is overdue is left for the next one"`)
+	})
+	pgtest.Exec(t, conn, "COMMIT")
+	p.until("the dead blob is deleted", func() bool { return strings.Contains(p.out.String(), `"deleted":1`) })
+	p.signal(os.Interrupt)
+	if got := p.status(); got != 0 {
+		t.Errorf("run: exit status %d, want 0\n%s", got, &p.out)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/alkblobs/gc-agent/agent"
+	"github.com/alkblobs/gc-agent/internal/words"
 )
 
 // jsonReport is a report, and what made the sweep fail.
@@ -20,7 +21,7 @@ func (a *app) printReport(rep agent.Report, err error) status {
 	if a.json {
 		r := jsonReport{Report: rep}
 		if err != nil {
-			r.Error = oneLine(err.Error())
+			r.Error = words.OneLine(a.explain(err).Error())
 		}
 		return a.printJSON(r)
 	}
@@ -43,25 +44,39 @@ func reportText(rep agent.Report, err error) string {
 		lines = append(lines, line{"foreign", rep.Foreign, "can't be keys of the pool, and are never touched"})
 	}
 	switch {
-	case rep.Aborted == nil:
+	case rep.Aborted == nil && (err == nil || begun(rep)):
 		lines = append(lines, outcome(rep)...)
-	case rep.Scanned == 0:
+	case !begun(rep):
 		lines = nil
 	}
 	text := fmt.Sprintf("pool %s: %s\n", rep.Pool, headline(rep, err)) + align(lines)
-	if rep.Aborted == nil && rep.Detail != "" {
-		text += "  " + oneLine(rep.Detail) + "\n"
+	switch {
+	case rep.HeldUp():
+		text += "  held up, and what is overdue is left for the next sweep: " + words.OneLine(rep.Detail) + "\n"
+	case rep.Stopped():
+		text += "  " + rep.Detail + "\n"
 	}
 	return text
 }
 
+// begun says whether the sweep has counted anything.
+func begun(rep agent.Report) bool {
+	return rep.Scanned > 0 || rep.Unstaged > 0 || rep.CandidatesStaged > 0 || rep.Overdue > 0
+}
+
+// headline says how the sweep ended. What kept it from its end stands on standard
+// error.
 func headline(rep agent.Report, err error) string {
 	took := span(rep.FinishedAt.Sub(rep.StartedAt))
 	switch {
-	case err != nil:
+	case err != nil && begun(rep):
 		return "failed after " + took + ", this far:"
+	case err != nil:
+		return "failed after " + took
+	case rep.Skipped():
+		return "skipped: " + words.OneLine(rep.Detail)
 	case rep.Aborted != nil:
-		return fmt.Sprintf("aborted after %s (%s), nothing was deleted", took, *rep.Aborted)
+		return "aborted after " + took + ", nothing was deleted"
 	case rep.DryRun && rep.Mode == "observe":
 		return "observed in " + took + ", nothing was changed (mode observe)"
 	case rep.DryRun:

@@ -48,6 +48,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.PersistentFlags().StringVarP(&a.configPath, "config", "c", "",
 		"the configuration `file` (default: "+localConfig+", else "+systemConfig+")")
+	root.SetFlagErrorFunc(unknownFlag)
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newRun(a), newSweep(a), newCheck(a), newWindow(a), newSchema(a), newDemo(a), newVersion(a))
 	finishCompletion(root)

@@ -21,19 +21,24 @@ func newSchemaSQL(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sql [POOL]",
 		Short: "Print the statements that make the agent's tables",
-		Long: "SQL prints the statements that make the agent's tables, of one pool or of all. It\nconnects to nothing." +
-			exits("done", "", "wrong usage, or the configuration is wrong", ""),
+		Long: "SQL prints the statements that make the agent's tables, of one pool or of all. It\nconnects only where a pool has fleet: true, whose functions depend on the tiers." +
+			exits("done", "a database can't be asked", "wrong usage, or the configuration is wrong", ""),
 		Args: atMostOnePool,
-		RunE: a.action(func(_ context.Context, args []string) status {
-			return a.eachPool(args, func(p *agent.Pool) status { return a.printSchema(p) })
+		RunE: a.action(func(ctx context.Context, args []string) status {
+			ctx, cancel := a.untilStopped(ctx)
+			defer cancel()
+			return a.eachPool(args, func(p *agent.Pool) status { return a.printSchema(ctx, p) })
 		}),
 	}
 	a.jsonFlag(cmd, "print a JSON object a pool, each on one line")
 	return cmd
 }
 
-func (a *app) printSchema(p *agent.Pool) status {
-	statements := p.SchemaSQL()
+func (a *app) printSchema(ctx context.Context, p *agent.Pool) status {
+	statements, err := p.SchemaSQL(ctx)
+	if err != nil {
+		return a.fail(err)
+	}
 	if a.json {
 		return a.printJSON(struct {
 			Pool       string   `json:"pool"`

@@ -69,6 +69,6 @@ func (a *app) fail(err error) status {
 		a.stderr.line("gc-agent: %v", err)
 		return misused
 	}
-	a.stderr.line("gc-agent: %v", err)
+	a.stderr.line("gc-agent: %v", a.explain(err))
 	return failed
 }

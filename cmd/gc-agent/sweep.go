@@ -107,18 +107,17 @@ func (a *app) conclude(ctx context.Context, pool string, rep agent.Report, err e
 	case errors.As(err, &misconfigured):
 		return a.fail(err)
 	case err != nil && ctx.Err() != nil:
-		a.stderr.line("pool %s: %v: %v", pool, context.Cause(ctx), err)
+		a.stderr.line("pool %s: %v: %v", pool, context.Cause(ctx), a.explain(err))
 		return failed
 	case err != nil:
-		a.stderr.line("pool %s: failed: %v", pool, err)
+		a.stderr.line("pool %s: failed: %v", pool, a.explain(err))
 		return failed
+	case rep.Skipped():
+		return done
 	case rep.Aborted != nil:
 		a.stderr.line("pool %s: aborted: %s: %s", pool, *rep.Aborted, rep.Detail)
-		if *rep.Aborted == agent.CauseSweeperLock {
-			return done
-		}
 		return aborted
-	case a.stopped() && rep.Detail != "":
+	case rep.Stopped():
 		a.stderr.line("pool %s: %s", pool, rep.Detail)
 		return failed
 	}

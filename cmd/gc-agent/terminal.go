@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
+
+	"github.com/alkblobs/gc-agent/internal/words"
 
 	"github.com/mattn/go-isatty"
 )
@@ -39,7 +39,7 @@ func (t *terminal) Write(p []byte) (int, error) {
 // line writes one line: whatever it quotes can't make it two.
 func (t *terminal) line(format string, args ...any) {
 	// There is nowhere to report that standard error can't be written to.
-	_, _ = io.WriteString(t, oneLine(fmt.Sprintf(format, args...))+"\n")
+	_, _ = io.WriteString(t, words.OneLine(fmt.Sprintf(format, args...))+"\n")
 }
 
 // often enough to look alive, seldom enough to cost nothing.
@@ -58,7 +58,7 @@ func (t *terminal) passing(now time.Time, text func() string) {
 	}
 	t.clear()
 	t.last, t.dirty = now, true
-	_, _ = io.WriteString(t.w, oneLine(text()))
+	_, _ = io.WriteString(t.w, words.OneLine(text()))
 }
 
 // wipe takes the passing line away.
@@ -73,15 +73,4 @@ func (t *terminal) clear() {
 		_, _ = io.WriteString(t.w, "\r\x1b[K")
 		t.dirty = false
 	}
-}
-
-// oneLine joins lines, and keeps control characters off the terminal.
-func oneLine(s string) string {
-	s = strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ")
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, s)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -62,18 +63,25 @@ func TestWorse(t *testing.T) {
 	}
 }
 
-func TestOneLine(t *testing.T) {
-	t.Parallel()
-	if got, want := oneLine("a\nb\x1b[2J\tc\n"), "a; b [2J c"; got != want {
-		t.Errorf("oneLine = %q, want %q", got, want)
-	}
-}
-
 func TestQuoteArg(t *testing.T) {
 	t.Parallel()
 	for path, want := range map[string]string{"/tmp/a-1/c.yaml": "/tmp/a-1/c.yaml", "it's here": `'it'\''s here'`, "é": "'é'"} {
 		if got := quoteArg(path); got != want {
 			t.Errorf("quoteArg(%q) = %s, want %s", path, got, want)
+		}
+	}
+}
+
+func TestProgram(t *testing.T) {
+	t.Parallel()
+	for run, want := range map[string]string{
+		"gc-agent": "gc-agent", "bin/gc-agent": "bin/gc-agent", "/opt/a b/gc-agent": "'/opt/a b/gc-agent'",
+		"/tmp/go-build3381/b001/exe/gc-agent":                                       "go run ./cmd/gc-agent",
+		"/home/me/.cache/go-build/cd/" + strings.Repeat("0af9", 16) + "-d/gc-agent": "go run ./cmd/gc-agent",
+		"/srv/b001/exe/gc-agent":                                                    "/srv/b001/exe/gc-agent",
+	} {
+		if got := program(run); got != want {
+			t.Errorf("program(%q) = %s, want %s", run, got, want)
 		}
 	}
 }
@@ -96,20 +104,29 @@ func TestReportText(t *testing.T) {
   overdue       1,000
   deleted         995  5,242,880 bytes (5.0 MiB)
   cancelled         5  3 live, 2 failed
-  writer 42 has not ended
+  held up, and what is overdue is left for the next sweep: writer 42 has not ended
 `
 	if diff := cmp.Diff(want, reportText(rep, nil)); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
 	cause := agent.CauseMaxDeadCount
 	rep.Aborted = &cause
-	want = `pool images: aborted after 1 min 23 s (max_dead_count), nothing was deleted
+	want = `pool images: aborted after 1 min 23 s, nothing was deleted
   scanned     200,000
   referenced  139,900
   foreign         100  can't be keys of the pool, and are never touched
 `
 	if diff := cmp.Diff(want, reportText(rep, nil)); diff != "" {
 		t.Errorf("report of an abort (-want +got):\n%s", diff)
+	}
+	lock := agent.CauseSweeperLock
+	skipped := agent.Report{Pool: "images", Aborted: &lock, Detail: "another agent is sweeping this pool"}
+	if got, want := reportText(skipped, nil), "pool images: skipped: another agent is sweeping this pool\n"; got != want {
+		t.Errorf("report of a sweep that was skipped: %q, want %q", got, want)
+	}
+	unopened := agent.Report{Pool: "images", FinishedAt: time.Time{}.Add(4 * time.Millisecond)}
+	if got, want := reportText(unopened, errors.New("no")), "pool images: failed after 4 ms\n"; got != want {
+		t.Errorf("report of a sweep that never began: %q, want %q", got, want)
 	}
 }
 

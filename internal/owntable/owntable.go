@@ -40,14 +40,14 @@ func HasTable(ctx context.Context, q pgdb.Querier, schema, name string) (bool, e
 // so that an agent whose table is there needs no right to create anything, and
 // writes nothing.
 func (t Table) Ensure(ctx context.Context, q pgdb.Querier, schema string) error {
-	if there, err := t.check(ctx, q, schema); there || err != nil {
+	if there, err := t.Check(ctx, q, schema); there || err != nil {
 		return err
 	}
 	return inTx(ctx, q, func(ctx context.Context, tx pgx.Tx) error {
-		if err := lockSchema(ctx, tx, schema); err != nil {
+		if err := LockSchema(ctx, tx, schema); err != nil {
 			return err
 		}
-		if there, err := t.check(ctx, tx, schema); there || err != nil {
+		if there, err := t.Check(ctx, tx, schema); there || err != nil {
 			return err
 		}
 		return t.create(ctx, tx, schema)
@@ -75,7 +75,7 @@ func (t Table) create(ctx context.Context, tx pgx.Tx, schema string) error {
 
 // shapeSQL describes a relation in lines: its kind, its columns, its constraints.
 // Postgres 18 has NOT NULL among the constraints, where others have it at the
-// column only.
+// column only. The agent's own constraint triggers are added later.
 const shapeSQL = `
 	SELECT ARRAY[CASE
 			WHEN c.relkind = 'r' AND c.relpersistence = 'p' THEN 'ordinary table'
@@ -93,14 +93,14 @@ const shapeSQL = `
 		|| ARRAY(
 			SELECT pg_catalog.pg_get_constraintdef(k.oid)
 			FROM pg_catalog.pg_constraint k
-			WHERE k.conrelid = c.oid AND k.contype <> 'n'
+			WHERE k.conrelid = c.oid AND k.contype NOT IN ('n', 't')
 			ORDER BY 1)
 	FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 	WHERE n.nspname = $1 AND c.relname = $2`
 
-// check says whether the table is there. One that isn't as the agent makes it is
-// an error.
-func (t Table) check(ctx context.Context, q pgdb.Querier, schema string) (bool, error) {
+// Check says whether the table is there. One that isn't as the agent makes it is
+// an error, ErrDifferent.
+func (t Table) Check(ctx context.Context, q pgdb.Querier, schema string) (bool, error) {
 	var shape []string
 	err := q.QueryRow(ctx, shapeSQL, schema, t.Name).Scan(&shape)
 	switch {
@@ -110,15 +110,23 @@ func (t Table) check(ctx context.Context, q pgdb.Querier, schema string) (bool, 
 		return false, fmt.Errorf("describe table %s: %w", pgdb.Ident(schema, t.Name), err)
 	}
 	if diff := Differences(t.Shape, shape); diff != "" {
-		return false, fmt.Errorf("%s exists and isn't the agent's table (%s); it was left as it is", pgdb.Ident(schema, t.Name), diff)
+		return false, Different(pgdb.Ident(schema, t.Name), diff)
 	}
 	return true, nil
 }
 
-// lockSchema waits until no other agent makes a table in the schema, and keeps
+// ErrDifferent means that a table of the agent's name is there and isn't the agent's.
+var ErrDifferent = errors.New("isn't the agent's table")
+
+// Different returns the ErrDifferent of a table, with what Differences says.
+func Different(table, differences string) error {
+	return fmt.Errorf("%s exists and %w (%s); it is left as it is: rename it, or give the pool another schema", table, ErrDifferent, differences)
+}
+
+// LockSchema waits until no other agent makes anything in the schema, and keeps
 // others waiting until the transaction ends. The lock is of agents alone, so
 // lock_timeout, which spares the application, would only make a race fail.
-func lockSchema(ctx context.Context, tx pgx.Tx, schema string) error {
+func LockSchema(ctx context.Context, tx pgx.Tx, schema string) error {
 	var timeout string
 	if err := tx.QueryRow(ctx, "SELECT pg_catalog.current_setting('lock_timeout')").Scan(&timeout); err != nil {
 		return fmt.Errorf("read lock_timeout: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -143,6 +144,9 @@ WHERE NOT EXISTS (
 
 // Changed returns those of the columns that aren't what they were.
 func Changed(ctx context.Context, q Querier, prints []Fingerprint) ([]string, error) {
+	if len(prints) == 0 {
+		return nil, nil
+	}
 	var rels, cols []string
 	var oids, types, collations []uint32
 	var nums []int16
@@ -161,15 +165,41 @@ func Changed(ctx context.Context, q Querier, prints []Fingerprint) ([]string, er
 	return changed, nil
 }
 
-const serverState = `SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean, current_setting('client_encoding')`
+// Role returns the current role's name, quoted where a statement needs it to be.
+func Role(ctx context.Context, q Querier) (role string, err error) {
+	if err := q.QueryRow(ctx, "SELECT pg_catalog.quote_ident(current_user)").Scan(&role); err != nil {
+		return "", fmt.Errorf("ask for the role's name: %w", err)
+	}
+	return role, nil
+}
+
+// MissingUsage says in a line that the role may not use the relation's schema,
+// and what to do.
+func MissingUsage(role string, r *Relation) string {
+	return fmt.Sprintf("this role (%s) may not use schema %s; run: GRANT USAGE ON SCHEMA %s TO %s", role, r.Schema, Ident(r.Schema), role)
+}
+
+// MissingRights says in a line which of SELECT, UPDATE and DELETE the role lacks
+// on the relation, and what to do.
+func MissingRights(role string, r *Relation, rights ...string) string {
+	verbs := make([]string, len(rights))
+	for i, right := range rights {
+		// A lock on a row asks for UPDATE.
+		verbs[i] = map[string]string{"SELECT": "read", "UPDATE": "lock rows of", "DELETE": "delete from"}[right]
+	}
+	return fmt.Sprintf("this role (%s) may not %s %s; run: GRANT %s ON %s TO %s",
+		role, strings.Join(verbs, ", "), r, strings.Join(rights, ", "), r.SQL(), role)
+}
+
+const serverState = `SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean, current_setting('client_encoding'), pg_catalog.quote_ident(current_user)`
 
 // Unfit says in a line why a sweep must not rely on what the connection shows:
 // the server is a standby or read-only, or text is recoded on the way. It is
 // empty where nothing speaks against it.
 func Unfit(ctx context.Context, q Querier) (string, error) {
 	var standby, readOnly bool
-	var encoding string
-	if err := q.QueryRow(ctx, serverState).Scan(&standby, &readOnly, &encoding); err != nil {
+	var encoding, role string
+	if err := q.QueryRow(ctx, serverState).Scan(&standby, &readOnly, &encoding, &role); err != nil {
 		return "", fmt.Errorf("ask the server for its state: %w", err)
 	}
 	switch {
@@ -178,7 +208,7 @@ func Unfit(ctx context.Context, q Querier) (string, error) {
 	case readOnly:
 		return "the server is read-only (default_transaction_read_only is on); make it writable or point the url at one that is", nil
 	case encoding != "UTF8":
-		return "the connection's client_encoding is " + encoding + ", so that text would be misread; run: ALTER ROLE <role> SET client_encoding = 'UTF8'", nil
+		return "the connection's client_encoding is " + encoding + ", so that text would be misread; run: ALTER ROLE " + role + " SET client_encoding = 'UTF8'", nil
 	default:
 		return "", nil
 	}

@@ -95,7 +95,7 @@ type state struct {
 func (s state) QueryRow(context.Context, string, ...any) pgx.Row { return s }
 
 func (s state) Scan(dest ...any) error {
-	*dest[0].(*bool), *dest[1].(*bool), *dest[2].(*string) = s.standby, s.readOnly, s.encoding
+	*dest[0].(*bool), *dest[1].(*bool), *dest[2].(*string), *dest[3].(*string) = s.standby, s.readOnly, s.encoding, "agent"
 	return nil
 }
 
@@ -108,7 +108,7 @@ func TestUnfit(t *testing.T) {
 		{state{encoding: "UTF8"}, ""},
 		{state{encoding: "UTF8", standby: true, readOnly: true}, "the server is a standby, which may not show a reference yet; point the database's url at the primary"},
 		{state{encoding: "UTF8", readOnly: true}, "the server is read-only (default_transaction_read_only is on); make it writable or point the url at one that is"},
-		{state{encoding: "WIN1252"}, "the connection's client_encoding is WIN1252, so that text would be misread; run: ALTER ROLE <role> SET client_encoding = 'UTF8'"},
+		{state{encoding: "WIN1252"}, "the connection's client_encoding is WIN1252, so that text would be misread; run: ALTER ROLE agent SET client_encoding = 'UTF8'"},
 	}
 	for _, tt := range tests {
 		if got, err := pgdb.Unfit(t.Context(), tt.state); got != tt.want || err != nil {

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -97,10 +99,26 @@ func (db *DB) Dedicated(ctx context.Context) (*Conn, error) {
 	}
 	pooled, err := pool.Acquire(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
+		return nil, connectError{err}
 	}
 	return &Conn{Conn: pooled.Hijack(), timeouts: db.timeouts}, nil
 }
+
+// connectError says once what every attempt at an address or an encryption failed
+// of.
+type connectError struct{ error }
+
+func (e connectError) Error() string {
+	var lines []string
+	for line := range strings.Lines(e.error.Error()) {
+		if line = strings.TrimSpace(line); line != "" && !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return "connect: " + strings.Join(lines, "; ")
+}
+
+func (e connectError) Unwrap() error { return e.error }
 
 func (db *DB) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	db.mu.Lock()
@@ -182,6 +200,7 @@ func (c *Conn) InTx(ctx context.Context, access Access, fn func(context.Context,
 //     rows; a hidden row is a reference that nobody sees.
 //   - search_path holds nothing that others may create objects in.
 //   - plan_cache_mode: a generic plan of a page's range is several times slower.
+//   - quote_all_identifiers changes how the catalogue spells what is compared.
 //   - jit costs more than a page's plan saves.
 const setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
 	pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
@@ -189,6 +208,7 @@ const setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
 	pg_catalog.set_config('statement_timeout', $2, true),
 	pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true),
 	pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true),
+	pg_catalog.set_config('quote_all_identifiers', 'off', true),
 	pg_catalog.set_config('jit', 'off', true)`
 
 func configureTx(ctx context.Context, tx pgx.Tx, t Timeouts) error {
@@ -206,6 +226,7 @@ func configureSession(ctx context.Context, conn *pgx.Conn, t Timeouts) error {
 		pg_catalog.set_config('statement_timeout', $2, false),
 		pg_catalog.set_config('idle_in_transaction_session_timeout', $3, false),
 		pg_catalog.set_config('idle_session_timeout', '0', false),
+		pg_catalog.set_config('quote_all_identifiers', 'off', false),
 		pg_catalog.set_config('tcp_keepalives_idle', $4, false),
 		pg_catalog.set_config('tcp_keepalives_interval', $5, false),
 		pg_catalog.set_config('tcp_keepalives_count', $6, false)`
@@ -237,9 +258,6 @@ const (
 	DeadlockDetected      = "40P01"
 	InsufficientPrivilege = "42501"
 	UndefinedTable        = "42P01"
-	DuplicateSchema       = "42P06"
-	DuplicateTable        = "42P07"
-	UniqueViolation       = "23505"
 	LockNotAvailable      = "55P03"
 	QueryCanceled         = "57014"
 )

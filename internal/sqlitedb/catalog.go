@@ -86,6 +86,17 @@ func (r *Relation) RowID() (string, bool) {
 	return "", false
 }
 
+// Loose says whether the column compares different texts as equal. No pragma
+// tells its collation: two texts are compared in it. For a collation that isn't
+// SQLite's own it is an error for which Refused is true.
+func (r *Relation) Loose(ctx context.Context, q Querier, c Column) (loose bool, err error) {
+	compare := `SELECT v = 'A' OR v = 'a ' FROM (SELECT ` + Ident(c.Name) + ` AS v FROM ` + r.SQL() + ` WHERE false UNION ALL SELECT 'a')`
+	if err := q.QueryRow(ctx, compare).Scan(&loose); err != nil {
+		return false, fmt.Errorf("compare texts of %s.%s: %w", r, c.Name, err)
+	}
+	return loose, nil
+}
+
 // SameName compares identifiers as SQLite does: ASCII letters in any case.
 func SameName(a, b string) bool { return foldASCII(a) == foldASCII(b) }
 
@@ -167,13 +178,18 @@ func Encoding(ctx context.Context, q Querier) (name string, err error) {
 	return name, nil
 }
 
-// Collect runs a query and returns what scan makes of each of its rows.
+// Collect runs a query to its end, without which a statement that writes isn't
+// done, and returns what scan makes of each of its rows; nothing with an error.
 func Collect[T any](ctx context.Context, q Querier, scan func(*sql.Rows) (T, error), query string, args ...any) (out []T, err error) {
 	rows, err := q.Query(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
+	defer func() {
+		if err = errors.Join(err, rows.Close()); err != nil {
+			out = nil
+		}
+	}()
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {

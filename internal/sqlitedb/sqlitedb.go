@@ -81,6 +81,13 @@ func (db *DB) Conn(ctx context.Context) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open SQLite database %s: %w", db.path, err)
 	}
+	// SQLite reads nothing of the file before the first statement, whose error
+	// wouldn't name it.
+	var version int
+	err = c.QueryRowContext(ctx, "PRAGMA schema_version").Scan(&version)
+	if err != nil && !Busy(err) { // a busy one is a database
+		return nil, errors.Join(fmt.Errorf("read SQLite database %s: %w", db.path, err), c.Close())
+	}
 	return &Conn{conn: c, busy: db.opts.BusyTimeout, path: db.path, file: info, tracer: db.opts.Tracer}, nil
 }
 

@@ -1,23 +1,24 @@
-package config
+package words
 
-// suggest returns the name nearest to word, or "" where none is within two
-// edits of it.
-func suggest(word string, names []string) string {
-	const near = 2
+// near is how many edits make a word another one by mistake.
+const near = 2
+
+// Nearest returns the name nearest to word, the first of several, or "" where
+// none is within two edits of it: letters to insert, remove or replace.
+func Nearest(word string, names []string) string {
 	best, found := near+1, ""
 	for _, name := range names {
 		if len(word) > len(name)+near {
 			continue
 		}
-		if d := editDistance(word, name); d < best {
+		if d := distance(word, name); d < best {
 			best, found = d, name
 		}
 	}
 	return found
 }
 
-// editDistance counts the letters to insert, remove or replace to get from a to b.
-func editDistance(a, b string) int {
+func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

@@ -1,0 +1,164 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/alkblobs/gc-agent/agent/config"
+	"github.com/alkblobs/gc-agent/internal/finding"
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A window says in a comment on its table whose it is. The configuration finds
+// two pools on one schema or one table as long as it names them alike; agents
+// with files of their own, a host with two names, a partition beside its table
+// meet only in the database.
+const ownerMark = "gc-agent pool "
+
+// owner is what the comment on a window says.
+type owner struct {
+	schema string // that the window is in
+	pool   string
+	tables []string // schema.table, the tiers
+}
+
+func (o owner) comment() string { return ownerMark + o.pool + ": " + strings.Join(o.tables, ", ") }
+
+func parseOwner(schema, comment string) (owner, bool) {
+	rest, marked := strings.CutPrefix(comment, ownerMark)
+	pool, tables, ok := strings.Cut(rest, ": ")
+	return owner{schema: schema, pool: pool, tables: strings.Split(tables, ", ")}, marked && ok
+}
+
+// ownerOf is what the pool of this configuration writes.
+func ownerOf(cfg config.Pool) owner {
+	o := owner{schema: cfg.Schema, pool: cfg.Name}
+	for _, t := range cfg.Blobs {
+		o.tables = append(o.tables, t.Table.Schema+"."+t.Table.Name)
+	}
+	return o
+}
+
+const selectOwners = `
+SELECT n.nspname::text, obj_description(c.oid, 'pg_class')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relname = 'gc_window' AND c.relkind = 'r' AND obj_description(c.oid, 'pg_class') LIKE $1 || '%'`
+
+func owners(ctx context.Context, q pgdb.Querier) ([]owner, error) {
+	rows, err := q.Query(ctx, selectOwners, ownerMark)
+	if err != nil {
+		return nil, fmt.Errorf("look whose windows there are: %w", err)
+	}
+	var list []owner
+	var schema, comment string
+	_, err = pgx.ForEachRow(rows, []any{&schema, &comment}, func() error {
+		if o, ok := parseOwner(schema, comment); ok {
+			list = append(list, o)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look whose windows there are: %w", err)
+	}
+	return list, nil
+}
+
+// checkOwner refuses a window that is another pool's, and tables that another
+// pool of this database collects from.
+func (s *postgresSession) checkOwner(ctx context.Context, q pgdb.Querier, path string, found *finding.List) error {
+	mine := ownerOf(s.cfg)
+	all, err := owners(ctx, q)
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
+		if o.schema == mine.schema {
+			// A pool that was renamed keeps its tiers, one whose tiers changed its name.
+			if o.pool != mine.pool && !slices.ContainsFunc(o.tables, func(t string) bool { return slices.Contains(mine.tables, t) }) {
+				found.Add(finding.Misconfigured, path, "the window in schema %s belongs to pool %s, which collects from %s; give this pool a schema of its own",
+					o.schema, o.pool, strings.Join(o.tables, ", "))
+			}
+			continue
+		}
+		shared, err := s.overlap(ctx, q, o.tables)
+		if err != nil {
+			return err
+		}
+		if shared != "" {
+			found.Add(finding.Misconfigured, s.cfg.Path+".blobs", "pool %s, whose window is in schema %s, collects from %s too; keep one of the two "+
+				"(of a pool that is no more, run: DROP SCHEMA %s CASCADE)", o.pool, o.schema, shared, pgdb.Ident(o.schema))
+		}
+	}
+	return nil
+}
+
+// A table overlaps with itself, with its partitions and with what it is a
+// partition of.
+const selectOverlap = `
+WITH RECURSIVE down AS (
+	SELECT o AS root, o AS oid FROM unnest($1::oid[]) AS o
+	UNION
+	SELECT d.root, i.inhrelid FROM down d JOIN pg_catalog.pg_inherits i ON i.inhparent = d.oid
+), up AS (
+	SELECT o AS root, o AS oid FROM unnest($1::oid[]) AS o
+	UNION
+	SELECT u.root, i.inhparent FROM up u JOIN pg_catalog.pg_inherits i ON i.inhrelid = u.oid
+)
+SELECT coalesce(string_agg(DISTINCT n.nspname || '.' || c.relname, ', '), '')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = ANY ($2::text[])
+	AND EXISTS (SELECT 1 FROM (TABLE down UNION ALL TABLE up) r WHERE r.oid = c.oid AND (NOT $3 OR r.root <> c.oid))`
+
+// overlap returns those of the tables that share rows with the pool's tiers.
+func (s *postgresSession) overlap(ctx context.Context, q pgdb.Querier, tables []string) (string, error) {
+	return s.selectOverlap(ctx, q, tables, false)
+}
+
+func (s *postgresSession) selectOverlap(ctx context.Context, q pgdb.Querier, tables []string, others bool) (shared string, err error) {
+	oids := make([]uint32, len(s.tiers))
+	for i, t := range s.tiers {
+		oids[i] = t.Relation().OID
+	}
+	if err := q.QueryRow(ctx, selectOverlap, oids, tables, others).Scan(&shared); err != nil {
+		return "", fmt.Errorf("look for tables that share rows: %w", err)
+	}
+	return shared, nil
+}
+
+// checkTiers refuses two tiers of one pool that share rows.
+func (s *postgresSession) checkTiers(ctx context.Context, q pgdb.Querier, found *finding.List) error {
+	shared, err := s.selectOverlap(ctx, q, ownerOf(s.cfg).tables, true)
+	if err == nil && shared != "" {
+		found.Add(finding.Misconfigured, s.cfg.Path+".blobs", "%s share rows, one being a partition of, or inheriting from, another; register the topmost alone", shared)
+	}
+	return err
+}
+
+// markOwner writes the comment where it is missing or has changed. Only the
+// table's owner may: where somebody else made the schema, with what `schema sql`
+// prints, the comment is among it.
+func (s *postgresSession) markOwner(ctx context.Context) error {
+	const look = `SELECT coalesce(obj_description(c.oid, 'pg_class'), ''), pg_has_role(c.relowner, 'USAGE')
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = 'gc_window'`
+	var comment string
+	var may bool
+	if err := s.conn.QueryRow(ctx, look, s.cfg.Schema).Scan(&comment, &may); err != nil {
+		return fmt.Errorf("look whose window it is: %w", err)
+	}
+	if !may || comment == ownerOf(s.cfg).comment() {
+		return nil
+	}
+	if _, err := s.conn.Exec(ctx, ownerDDL(s.cfg)); err != nil {
+		return fmt.Errorf("mark whose window it is: %w", err)
+	}
+	return nil
+}
+
+func ownerDDL(cfg config.Pool) string {
+	return "COMMENT ON TABLE " + pgdb.Ident(cfg.Schema, "gc_window") + " IS '" + strings.ReplaceAll(ownerOf(cfg).comment(), "'", "''") + "'"
+}

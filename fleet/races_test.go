@@ -1,0 +1,292 @@
+package fleet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/alkblobs/gc-agent/blob"
+	"github.com/alkblobs/gc-agent/fleet"
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+	"github.com/alkblobs/gc-agent/internal/pgtest"
+)
+
+// Each race is run with its interleaving forced. With the protections on, no
+// writer is told yes for a blob that is gone then. With the one that it is about
+// left out, one is: the protection is what makes the difference.
+
+// raceKey is the blob that all races are about. Nothing refers to it.
+const raceKey blob.Key = "raced"
+
+// arena is where a race takes place: a sweep, a writer, somebody who watches.
+type arena struct {
+	url             string
+	sweep, observer *pgdb.Conn
+}
+
+func newArena(t *testing.T) arena {
+	t.Helper()
+	url, observer := newPool(t)
+	putBlob(t, observer, raceKey)
+	return arena{url: url, sweep: connect(t, url, patient), observer: observer}
+}
+
+// arbitrateAndDelete is the sweep's transaction: it decides, lets the writer get
+// ahead, and deletes what it found dead. It locks no row of the application's, as
+// it can't for blobs that aren't rows.
+func (a arena) arbitrateAndDelete(t *testing.T, without fleet.Omit, between func()) {
+	t.Helper()
+	inTx(t, a.sweep, func(_ context.Context, tx pgx.Tx) error {
+		a.deleteIfDead(t, tx, without)(between)
+		return nil
+	})
+}
+
+func (a arena) deleteIfDead(t *testing.T, tx pgx.Tx, without fleet.Omit) func(between func()) {
+	t.Helper()
+	verdicts, err := fleet.ArbitrateOmitting(t.Context(), tx, schema, []blob.Key{raceKey}, refs{}, without)
+	check(t, err)
+	return func(between func()) {
+		between()
+		if verdicts[0].Decision == fleet.Dead {
+			pgtest.Exec(t, tx, `DELETE FROM public."Blobs" WHERE "Id" = $1`, string(raceKey))
+		}
+	}
+}
+
+// lost says whether a writer that was told yes has no blob. That it must try
+// again is no yes.
+func (a arena) lost(t *testing.T, writer outcome) bool {
+	t.Helper()
+	if writer.err != nil && pgdb.Code(writer.err) != pgdb.SerializationFailure {
+		t.Fatal(writer.err)
+	}
+	return writer.err == nil && writer.told && !hasBlob(t, a.observer, raceKey)
+}
+
+// bothWays runs a race without its protection, where it must lose the blob, and
+// with it.
+func bothWays(t *testing.T, without fleet.Omit, race func(t *testing.T, without fleet.Omit) (lost bool)) {
+	t.Helper()
+	for name, c := range map[string]struct {
+		omit fleet.Omit
+		lost bool
+	}{"protected": {fleet.Omit{}, false}, "unprotected": {without, true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := race(t, c.omit); got != c.lost {
+				t.Errorf("the blob is lost: %t, want %t", got, c.lost)
+			}
+		})
+	}
+}
+
+// upload is a writer that pins, looks, uploads if need be, and commits.
+func upload(ctx context.Context, conn *pgdb.Conn, keys []blob.Key) (bool, error) {
+	err := conn.InTx(ctx, pgdb.ReadWrite, func(ctx context.Context, tx pgx.Tx) (err error) {
+		var there bool
+		if len(keys) == 1 {
+			there, err = call[bool](ctx, tx, pinOne, []byte(keys[0]), []byte("me"), time.Minute)
+		} else {
+			var all []bool
+			all, err = call[[]bool](ctx, tx, pinAll, pgdb.Bytes(keys), []byte("me"), time.Minute)
+			there = err == nil && all[0]
+		}
+		if err == nil && !there {
+			_, err = tx.Exec(ctx, `INSERT INTO public."Blobs" VALUES ($1)`, string(keys[0]))
+		}
+		return err
+	})
+	return true, err
+}
+
+// A writer dedups its put while the sweep is between the check and the delete: it
+// finds the blob there. Whatever it pins with, it must wait.
+func TestRaceDedupPut(t *testing.T) {
+	t.Parallel()
+	keys := append([]blob.Key{raceKey}, keysNamed("k", 500)...)
+	uploading := func(keys []blob.Key) func(context.Context, *pgdb.Conn) (bool, error) {
+		return func(ctx context.Context, conn *pgdb.Conn) (bool, error) { return upload(ctx, conn, keys) }
+	}
+	for name, c := range map[string]struct {
+		without fleet.Omit
+		write   func(context.Context, *pgdb.Conn) (bool, error)
+	}{
+		"joint put": {fleet.Omit{KeyLock: true}, func(ctx context.Context, conn *pgdb.Conn) (bool, error) {
+			return jointPutRaced(ctx, conn, fleet.Omit{})
+		}},
+		"pin":              {fleet.Omit{KeyLock: true}, uploading(keys[:1])},
+		"pin of several":   {fleet.Omit{KeyLock: true}, uploading(keys[:9])},
+		"pin of very many": {fleet.Omit{PoolLock: true}, uploading(keys)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bothWays(t, c.without, func(t *testing.T, without fleet.Omit) bool {
+				a := newArena(t)
+				writer := connect(t, a.url, patient)
+				var done <-chan outcome
+				a.arbitrateAndDelete(t, without, func() {
+					done = start(func() (bool, error) { return c.write(t.Context(), writer) })
+					untilBlocked(t, a.observer, writer, done)
+				})
+				got := <-done
+				told(t, got, true)
+				return a.lost(t, got)
+			})
+		})
+	}
+}
+
+func jointPutRaced(ctx context.Context, conn *pgdb.Conn, without fleet.Omit) (bool, error) {
+	jt, err := fleet.BeginJointTx(ctx, conn, schema)
+	if err != nil {
+		return false, err
+	}
+	jt.Omit(without)
+	if _, err := fleet.JointPut(ctx, jt, entry(raceKey, ""), "me", time.Minute); err != nil {
+		return false, err
+	}
+	return true, fleet.PinCommit(ctx, jt)
+}
+
+// A writer that puts first and locks the key only when it pins: the sweep comes in
+// between, and the entry that was found there is gone.
+func TestRacePutBeforePin(t *testing.T) {
+	t.Parallel()
+	bothWays(t, fleet.Omit{EntryLock: true}, func(t *testing.T, without fleet.Omit) bool {
+		a := newArena(t)
+		inserted := false
+		conn := connectTraced(t, a.url, func(ctx context.Context, _ int, before bool, sql string) context.Context {
+			switch {
+			case before && inserted:
+				inserted = false
+				a.arbitrateAndDelete(t, fleet.Omit{}, func() {})
+			case !before:
+				inserted = len(sql) > 6 && sql[:6] == "INSERT"
+			}
+			return ctx
+		})
+		ok, err := jointPutRaced(t.Context(), conn, without)
+		told(t, outcome{ok, err}, true)
+		return a.lost(t, outcome{ok, err})
+	})
+}
+
+// An application that puts before it pins is told by the pin that its blob has
+// gone: it can upload it again in the same transaction.
+func TestRacePutBeforePinInSQL(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	writer := connect(t, a.url, patient)
+	inTx(t, writer, func(ctx context.Context, tx pgx.Tx) error {
+		const insert = `INSERT INTO public."Blobs" VALUES ($1) ON CONFLICT DO NOTHING`
+		tag, err := tx.Exec(ctx, insert, string(raceKey))
+		check(t, err)
+		equal(t, tag.RowsAffected(), 0)
+		a.arbitrateAndDelete(t, fleet.Omit{}, func() {})
+		equal(t, pinKey(t, tx, raceKey, "me", time.Minute), false)
+		pgtest.Exec(t, tx, insert, string(raceKey))
+		return nil
+	})
+	a.arbitrateAndDelete(t, fleet.Omit{}, func() {})
+	equal(t, hasBlob(t, a.observer, raceKey), true)
+}
+
+// expiring makes a pin that is live still and expires soon, and calls fn, which
+// says whether it was soon enough itself; otherwise it gets more time.
+func (a arena) expiring(t *testing.T, fn func(expiry blob.Instant) bool) {
+	t.Helper()
+	for soon := 250 * time.Millisecond; ; soon *= 2 {
+		pgtest.Exec(t, a.observer, "DELETE FROM "+table)
+		expiry, err := hostNow(t, a.observer).Add(soon)
+		check(t, err)
+		agedPin(t, a.observer, raceKey, "me", expiry)
+		if fn(expiry) {
+			return
+		}
+	}
+}
+
+// A pin is renewed just before it expires, and the renewal's commit is slow: the
+// sweep sees an expired pin that is about to be live.
+func TestRaceRenewalCommitsLate(t *testing.T) {
+	t.Parallel()
+	bothWays(t, fleet.Omit{PinRows: true}, func(t *testing.T, without fleet.Omit) bool {
+		a := newArena(t)
+		writer := connect(t, a.url, patient)
+		var done outcome
+		a.expiring(t, func(expiry blob.Instant) bool {
+			tx, err := writer.Begin(t.Context())
+			check(t, err)
+			if !renew(t, tx, raceKey, "me", time.Hour) {
+				check(t, tx.Rollback(t.Context()))
+				return false
+			}
+			pass(t, a.observer, expiry)
+			a.arbitrateAndDelete(t, without, func() {})
+			done = outcome{true, tx.Commit(t.Context())}
+			return true
+		})
+		told(t, done, true)
+		return a.lost(t, done)
+	})
+}
+
+// The sweep has locked the pin while it was live, and a renewal waits for that
+// lock. Then the pin expires, and the sweep finds it so.
+func TestRaceRenewalWaits(t *testing.T) {
+	t.Parallel()
+	bothWays(t, fleet.Omit{RenewalLock: true}, func(t *testing.T, without fleet.Omit) bool {
+		a := newArena(t)
+		writer := connect(t, a.url, patient)
+		var done <-chan outcome
+		a.expiring(t, func(expiry blob.Instant) (inTime bool) {
+			inTx(t, a.sweep, func(_ context.Context, tx pgx.Tx) error {
+				// The third query reads the pins, the second has locked them.
+				hooked := &hookedTx{Tx: tx, at: 3, fn: func() {
+					done = start(func() (bool, error) {
+						return fleet.PinRenewOmitting(t.Context(), writer, schema, raceKey, "me", time.Hour, without)
+					})
+					inTime = untilBlocked(t, a.observer, writer, done) && hostNow(t, a.observer) < expiry
+					pass(t, a.observer, expiry)
+				}}
+				conclude := a.deleteIfDead(t, hooked, fleet.Omit{})
+				if inTime {
+					conclude(func() {})
+				}
+				return nil
+			})
+			if !inTime {
+				<-done
+			}
+			return inTime
+		})
+		return a.lost(t, <-done)
+	})
+}
+
+// A transaction pins for a short while, takes longer than that, and its commit
+// would tell its writer that the blob is safe now.
+func TestRacePinOutlived(t *testing.T) {
+	t.Parallel()
+	bothWays(t, fleet.Omit{CommitCheck: true}, func(t *testing.T, without fleet.Omit) bool {
+		a := newArena(t)
+		pgtest.Exec(t, a.observer, "DROP TRIGGER gc_pins_expired ON "+table)
+		for _, statement := range fleet.FunctionsDDLOmitting(schema, []fleet.PinTier{tier}, without) {
+			pgtest.Exec(t, a.observer, statement)
+		}
+		writer := connect(t, a.url, patient)
+		tx, err := writer.Begin(t.Context())
+		check(t, err)
+		there := pinKey(t, tx, raceKey, "me", time.Millisecond)
+		pass(t, a.observer, expiryOf(t, tx, raceKey, "me"))
+		done := outcome{there, tx.Commit(t.Context())}
+		if without == (fleet.Omit{}) {
+			code(t, done.err, pgdb.SerializationFailure)
+		}
+		a.arbitrateAndDelete(t, fleet.Omit{}, func() {})
+		return a.lost(t, done)
+	})
+}
