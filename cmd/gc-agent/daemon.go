@@ -46,16 +46,18 @@ func (a *app) run(ctx context.Context) status {
 
 // daemon runs the agent until a signal, or the end of ctx.
 func (a *app) daemon(ctx context.Context, ag *agent.Agent, log zerolog.Logger) status {
-	ended := make(chan struct{})
+	stop, ended := make(chan struct{}), make(chan struct{})
 	defer close(ended)
 	go func() {
 		select {
 		case <-a.stop:
+			// Said before the agent hears of it, which may stop within the moment.
 			log.Info().Msg("stopping: batches at hand are finished first; another signal cuts them off")
+			close(stop)
 		case <-ended:
 		}
 	}()
-	err := ag.Run(ctx, a.stop)
+	err := ag.Run(ctx, stop)
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

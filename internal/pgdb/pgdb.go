@@ -201,6 +201,8 @@ func (c *Conn) InTx(ctx context.Context, access Access, fn func(context.Context,
 //   - search_path holds nothing that others may create objects in.
 //   - plan_cache_mode: a generic plan of a page's range is several times slower.
 //   - quote_all_identifiers changes how the catalogue spells what is compared.
+//   - client_encoding: keys that are text travel as UTF-8.
+//   - parallel workers are the application's.
 //   - jit costs more than a page's plan saves.
 const setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
 	pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
@@ -209,6 +211,8 @@ const setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
 	pg_catalog.set_config('idle_in_transaction_session_timeout', $3, true),
 	pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true),
 	pg_catalog.set_config('quote_all_identifiers', 'off', true),
+	pg_catalog.set_config('client_encoding', 'UTF8', true),
+	pg_catalog.set_config('max_parallel_workers_per_gather', '0', true),
 	pg_catalog.set_config('jit', 'off', true)`
 
 func configureTx(ctx context.Context, tx pgx.Tx, t Timeouts) error {
@@ -227,6 +231,7 @@ func configureSession(ctx context.Context, conn *pgx.Conn, t Timeouts) error {
 		pg_catalog.set_config('idle_in_transaction_session_timeout', $3, false),
 		pg_catalog.set_config('idle_session_timeout', '0', false),
 		pg_catalog.set_config('quote_all_identifiers', 'off', false),
+		pg_catalog.set_config('client_encoding', 'UTF8', false),
 		pg_catalog.set_config('tcp_keepalives_idle', $4, false),
 		pg_catalog.set_config('tcp_keepalives_interval', $5, false),
 		pg_catalog.set_config('tcp_keepalives_count', $6, false)`
