@@ -132,3 +132,22 @@ func TestStopWhileSettling(t *testing.T) {
 		t.Errorf("%+v, want it stopped", rep)
 	}
 }
+
+// What the agent makes is in the catalogue, and nothing else is.
+func TestSchemaHoldsExactly(t *testing.T) {
+	eachEngine(t, func(t *testing.T, a *app) {
+		a.library(3)
+		everything := map[string]string{
+			"postgres": `SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+				WHERE c.relkind <> 'i' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname NOT LIKE 'pg_t%'
+				UNION ALL SELECT 'function ' || p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'gc_agent'`,
+			"sqlite": `SELECT name FROM sqlite_schema WHERE type <> 'index'`,
+		}[a.engine]
+		before := a.column(everything)
+		p := a.pool(poolYAML{liveness: a.refs()})
+		sweep(t, p)
+		sweep(t, p)
+		own := map[string][]string{"postgres": {"gc_agent.gc_pins", "gc_agent.gc_window"}, "sqlite": {"gc_window"}}[a.engine]
+		wantColumn(t, a, everything, append(before, own...)...)
+	})
+}

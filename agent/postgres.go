@@ -96,24 +96,11 @@ func (s *postgresSession) Consult(ctx context.Context) (found finding.List, err 
 }
 
 func (s *postgresSession) resolveTiers(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {
-	s.tiers = nil
-	for _, t := range s.cfg.Blobs {
+	s.tiers, found, err = resolveTiers(s.pool, func(t config.Tier) (*postgres.Table, finding.List, error) {
 		cfg := postgres.Config{Path: t.Path, Schema: t.Table.Schema, Table: t.Table.Name, Column: t.Column, Size: t.Size}
-		table, more, err := postgres.Resolve(ctx, q, cfg, s.cfg.Mode == config.ModeEnforce)
-		if err != nil {
-			return nil, fmt.Errorf("look up tier %s: %w", t.Path, err)
-		}
-		found = append(found, more...)
-		if table == nil {
-			continue
-		}
-		if len(s.tiers) > 0 {
-			oneKind(&found, t.Path, s.tiers[0], table)
-		}
-		s.tiers = append(s.tiers, table)
-		s.pool.setKind(table.Kind())
-	}
-	return found, nil
+		return postgres.Resolve(ctx, q, cfg, s.cfg.Mode == config.ModeEnforce)
+	})
+	return found, err
 }
 
 func (s *postgresSession) resolveSources(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {

@@ -107,23 +107,10 @@ func (s *sqliteSession) Consult(ctx context.Context) (found finding.List, err er
 }
 
 func (s *sqliteSession) resolveTiers(ctx context.Context, q sqlitedb.Querier) (found finding.List, err error) {
-	s.tiers = nil
-	for _, t := range s.cfg.Blobs {
-		table, more, err := sqlite.Resolve(ctx, q, sqlite.Config{Path: t.Path, Table: t.Table.Name, Column: t.Column, Size: t.Size})
-		if err != nil {
-			return nil, fmt.Errorf("look up tier %s: %w", t.Path, err)
-		}
-		found = append(found, more...)
-		if table == nil {
-			continue
-		}
-		if len(s.tiers) > 0 {
-			oneKind(&found, t.Path, s.tiers[0], table)
-		}
-		s.tiers = append(s.tiers, table)
-		s.pool.setKind(table.Kind())
-	}
-	return found, nil
+	s.tiers, found, err = resolveTiers(s.pool, func(t config.Tier) (*sqlite.Table, finding.List, error) {
+		return sqlite.Resolve(ctx, q, sqlite.Config{Path: t.Path, Table: t.Table.Name, Column: t.Column, Size: t.Size})
+	})
+	return found, err
 }
 
 // Evidence reads what the sources hold.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/alkblobs/gc-agent/agent/config"
 	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/internal/finding"
 	"github.com/alkblobs/gc-agent/liveness"
@@ -24,6 +25,32 @@ type rowTier[Q any] interface {
 type kinder interface {
 	fmt.Stringer
 	Kind() blob.Kind
+}
+
+// resolveTiers looks every tier of the pool up and gathers all that is wrong. A
+// tier that resolve can make nothing of is nil.
+func resolveTiers[T interface {
+	comparable
+	kinder
+}](p *Pool, resolve func(config.Tier) (T, finding.List, error),
+) (tiers []T, found finding.List, err error) {
+	var none T
+	for _, t := range p.cfg.Blobs {
+		table, more, err := resolve(t)
+		if err != nil {
+			return nil, nil, fmt.Errorf("look up tier %s: %w", t.Path, err)
+		}
+		found = append(found, more...)
+		if table == none {
+			continue
+		}
+		if len(tiers) > 0 {
+			oneKind(&found, t.Path, tiers[0], table)
+		}
+		tiers = append(tiers, table)
+		p.setKind(table.Kind())
+	}
+	return tiers, found, nil
 }
 
 // oneKind finds fault with a tier whose keys are of another kind than the
