@@ -44,7 +44,12 @@ func (s *sweep) execute(ctx context.Context) error {
 			s.rep.Detail = holdup
 			return nil
 		}
-		if err := s.executeBatch(ctx); err != nil {
+		err = s.executeBatch(ctx)
+		if errors.Is(err, errHeldUp) {
+			s.rep.Detail = err.Error()
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -98,7 +103,11 @@ func (s *sweep) executeBatch(ctx context.Context) error {
 		return err
 	})
 	switch {
+	case errors.Is(err, errTooSlow) && !errors.Is(err, errSlowDelete) && s.scanned() && s.slow:
+		// It takes as long for one key as for many.
+		return fmt.Errorf("a source that is read whole takes longer than a batch may; create the index that check names; %w: %w", errHeldUp, err)
 	case (errors.Is(err, errTooSlow) || isRejection(err)) && s.pace.shrink():
+		s.slow = true
 		return nil
 	case isRejection(err), errors.Is(err, errSlowDelete):
 		return s.setBack(ctx, err)
@@ -108,6 +117,7 @@ func (s *sweep) executeBatch(ctx context.Context) error {
 		return fmt.Errorf("execute a batch of pool %s: %w", s.pool.cfg.Name, err)
 	}
 	s.account(b)
+	s.slow = false
 	return s.clock.Sleep(ctx, s.pace.after(s.clock.Now().Sub(began)))
 }
 

@@ -78,38 +78,46 @@ func (s *sweep) unstage(ctx context.Context) error {
 		if s.stopped() {
 			return errStopped
 		}
-		var unstaged int
-		err := s.inTx(ctx, stepUnstage, func(ctx context.Context, tx tx) (err error) {
-			unstaged, err = s.unstagePage(ctx, tx, &walk)
+		var leave []blob.Key
+		err := s.inTx(ctx, stepPreview, func(ctx context.Context, tx tx) (err error) {
+			leave, err = s.leaving(ctx, tx, &walk)
 			return err
 		})
+		if err == nil && !s.dry() && len(leave) > 0 {
+			// Apart from the look, which may take long and then holds no lock: what has
+			// changed meanwhile is merely staged anew.
+			err = s.inTx(ctx, stepUnstage, func(ctx context.Context, tx tx) error {
+				_, err := tx.Window().Unstage(ctx, leave)
+				return err
+			})
+		}
 		if err != nil {
 			return unreadable(ctx, fmt.Errorf("look through the window: %w", err))
 		}
 		walk.turn()
-		s.rep.Unstaged += int64(unstaged)
+		s.rep.Unstaged += int64(len(leave))
 	}
 	return nil
 }
 
-func (s *sweep) unstagePage(ctx context.Context, tx tx, walk *windowWalk) (unstaged int, err error) {
+// leaving returns those of a page of the window that needn't wait any longer.
+func (s *sweep) leaving(ctx context.Context, tx tx, walk *windowWalk) (leave []blob.Key, err error) {
 	rows, err := walk.rows(ctx, tx.Window(), func(row window.Row) bool { return row.VisibleAfter > s.cutoff })
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	keys := keysOf(rows)
 	if err := s.pool.validKeys(keys); err != nil {
-		return 0, fault{err}
+		return nil, fault{err}
 	}
 	verdicts, err := s.arbitrate(ctx, tx, keys)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	holds, err := tx.Look(ctx, keys)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	var leave []blob.Key
 	for i, v := range verdicts {
 		// A blob that is gone has nothing to wait for; one that is put there again gets
 		// a whole window of its own.
@@ -117,10 +125,7 @@ func (s *sweep) unstagePage(ctx context.Context, tx tx, walk *windowWalk) (unsta
 			leave = append(leave, keys[i])
 		}
 	}
-	if s.dry() || len(leave) == 0 {
-		return len(leave), nil
-	}
-	return tx.Window().Unstage(ctx, leave)
+	return leave, nil
 }
 
 // windowWalk pages through a window in key order. A page may be read again, when

@@ -43,13 +43,16 @@ func ownerOf(cfg config.Pool) owner {
 	return o
 }
 
+// A comment of somebody who couldn't collect from the pool's tables says nothing:
+// anybody may write one.
 const selectOwners = `
 SELECT n.nspname::text, obj_description(c.oid, 'pg_class')
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relname = 'gc_window' AND c.relkind = 'r' AND obj_description(c.oid, 'pg_class') LIKE $1 || '%'`
+WHERE c.relname = 'gc_window' AND c.relkind = 'r' AND obj_description(c.oid, 'pg_class') LIKE $1 || '%'
+	AND (n.nspname = $2 OR EXISTS (SELECT 1 FROM unnest($3::oid[]) AS t WHERE has_table_privilege(c.relowner, t, 'DELETE')))`
 
-func owners(ctx context.Context, q pgdb.Querier) ([]owner, error) {
-	rows, err := q.Query(ctx, selectOwners, ownerMark)
+func (s *postgresSession) owners(ctx context.Context, q pgdb.Querier) ([]owner, error) {
+	rows, err := q.Query(ctx, selectOwners, ownerMark, s.cfg.Schema, s.oids())
 	if err != nil {
 		return nil, fmt.Errorf("look whose windows there are: %w", err)
 	}
@@ -71,16 +74,14 @@ func owners(ctx context.Context, q pgdb.Querier) ([]owner, error) {
 // pool of this database collects from.
 func (s *postgresSession) checkOwner(ctx context.Context, q pgdb.Querier, path string, found *finding.List) error {
 	mine := ownerOf(s.cfg)
-	all, err := owners(ctx, q)
+	all, err := s.owners(ctx, q)
 	if err != nil {
 		return err
 	}
 	for _, o := range all {
 		if o.schema == mine.schema {
-			// A pool that was renamed keeps its tiers, one whose tiers changed its name.
-			if o.pool != mine.pool && !slices.ContainsFunc(o.tables, func(t string) bool { return slices.Contains(mine.tables, t) }) {
-				found.Add(finding.Misconfigured, path, "the window in schema %s belongs to pool %s, which collects from %s; give this pool a schema of its own",
-					o.schema, o.pool, strings.Join(o.tables, ", "))
+			if err := s.checkOwnWindow(ctx, q, o, path, found); err != nil {
+				return err
 			}
 			continue
 		}
@@ -90,10 +91,39 @@ func (s *postgresSession) checkOwner(ctx context.Context, q pgdb.Querier, path s
 		}
 		if shared != "" {
 			found.Add(finding.Misconfigured, s.cfg.Path+".blobs", "pool %s, whose window is in schema %s, collects from %s too; keep one of the two "+
-				"(of a pool that is no more, run: DROP SCHEMA %s CASCADE)", o.pool, o.schema, shared, pgdb.Ident(o.schema))
+				"(if that pool has given the table up, run: COMMENT ON TABLE %s IS NULL)", o.pool, o.schema, shared, pgdb.Ident(o.schema, "gc_window"))
 		}
 	}
 	return nil
+}
+
+// checkOwnWindow compares the pool with whose window it is. A pool may be renamed,
+// and may change its tiers, as long as it keeps one of them or they are gone.
+func (s *postgresSession) checkOwnWindow(ctx context.Context, q pgdb.Querier, o owner, path string, found *finding.List) error {
+	mine := ownerOf(s.cfg)
+	if slices.ContainsFunc(o.tables, func(t string) bool { return slices.Contains(mine.tables, t) }) {
+		return nil
+	}
+	const still = `SELECT count(*) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname || '.' || c.relname = ANY ($1::text[])`
+	var there int
+	if err := q.QueryRow(ctx, still, o.tables).Scan(&there); err != nil {
+		return fmt.Errorf("look whose window it is: %w", err)
+	}
+	if there > 0 || o.pool != mine.pool {
+		found.Add(finding.Misconfigured, path, "the window in schema %s belongs to pool %s, which collects from %s; give this pool a schema of its own "+
+			"(if the window is this pool's, whose tables have all changed, run: COMMENT ON TABLE %s IS NULL)",
+			o.schema, o.pool, strings.Join(o.tables, ", "), pgdb.Ident(o.schema, "gc_window"))
+	}
+	return nil
+}
+
+func (s *postgresSession) oids() []uint32 {
+	oids := make([]uint32, len(s.tiers))
+	for i, t := range s.tiers {
+		oids[i] = t.Relation().OID
+	}
+	return oids
 }
 
 // A table overlaps with itself, with its partitions and with what it is a
@@ -119,11 +149,7 @@ func (s *postgresSession) overlap(ctx context.Context, q pgdb.Querier, tables []
 }
 
 func (s *postgresSession) selectOverlap(ctx context.Context, q pgdb.Querier, tables []string, others bool) (shared string, err error) {
-	oids := make([]uint32, len(s.tiers))
-	for i, t := range s.tiers {
-		oids[i] = t.Relation().OID
-	}
-	if err := q.QueryRow(ctx, selectOverlap, oids, tables, others).Scan(&shared); err != nil {
+	if err := q.QueryRow(ctx, selectOverlap, s.oids(), tables, others).Scan(&shared); err != nil {
 		return "", fmt.Errorf("look for tables that share rows: %w", err)
 	}
 	return shared, nil

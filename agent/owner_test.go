@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/alkblobs/gc-agent/agent"
+	"github.com/alkblobs/gc-agent/internal/pgtest"
 )
 
 // Agents with configurations of their own meet only in the database.
@@ -27,6 +28,12 @@ func TestWindowOfAnotherPool(t *testing.T) {
 	_, err := a.pool(theirs).Sweep(t.Context(), agent.SweepOptions{})
 	wantMisconfigured(t, err, "belongs to pool p", "public.blobs", "schema of its own")
 	a.wantWindow("b2", "b3", "b4")
+
+	// The same name alone doesn't make it the same pool.
+	theirs.name = ""
+	_, err = a.pool(theirs).Sweep(t.Context(), agent.SweepOptions{})
+	wantMisconfigured(t, err, "belongs to pool p", "COMMENT ON TABLE")
+	theirs.name = "q"
 
 	theirs.extra = "schema: elsewhere"
 	sweep(t, a.pool(theirs))
@@ -59,6 +66,11 @@ func TestTableOfAnotherPool(t *testing.T) {
 		}
 		wantMisconfigured(t, err, "pool p", "gc_agent", "public.blobs")
 	}
+	// Anybody may write a comment. It counts where its author could collect.
+	role, _ := pgtest.Role(t, a.url, "NOSUPERUSER")
+	a.exec(`CREATE SCHEMA mallory AUTHORIZATION `+role, `CREATE TABLE mallory.gc_window (x int)`, `ALTER TABLE mallory.gc_window OWNER TO `+role,
+		`COMMENT ON TABLE mallory.gc_window IS 'gc-agent pool x: public.blobs'`)
+	sweep(t, a.pool(whole))
 	both := whole
 	both.blobs += "{type: table, table: blobs, column: id}\n      - {type: table, table: blobs_1, column: id}"
 	_, err := a.pool(both).Sweep(t.Context(), agent.SweepOptions{})
@@ -150,4 +162,62 @@ func TestSchemaHoldsExactly(t *testing.T) {
 		own := map[string][]string{"postgres": {"gc_agent.gc_pins", "gc_agent.gc_window"}, "sqlite": {"gc_window"}}[a.engine]
 		wantColumn(t, a, everything, append(before, own...)...)
 	})
+}
+
+// Tiers whose keys sort differently share a pool.
+func TestTiersOfTwoCollations(t *testing.T) {
+	t.Parallel()
+	a := newPostgresApp(t)
+	a.library(3)
+	a.exec(`CREATE TABLE more (id text COLLATE "POSIX" PRIMARY KEY, size integer)`, `INSERT INTO more VALUES ('b3', 1), ('b4', 1)`)
+	p := a.pool(poolYAML{liveness: a.refs(), blobs: "{type: table, table: blobs, column: id, size: size}\n      - {type: table, table: more, column: id}"})
+	if rep := sweepWith(t, p, agent.SweepOptions{DryRun: true}); rep.CandidatesStaged != 3 {
+		t.Errorf("dry run: %+v", rep)
+	}
+	if rep := sweep(t, p); rep.CandidatesStaged != 3 {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// While an index is built, or a table is otherwise kept from being changed, what is
+// overdue waits where it is.
+func TestTableHeld(t *testing.T) {
+	t.Parallel()
+	a := newPostgresApp(t)
+	a.library(3)
+	p := a.pool(poolYAML{liveness: a.refs()})
+	sweep(t, p)
+	building := a.session("BEGIN", `LOCK TABLE blobs IN SHARE MODE`)
+	rep := sweepWith(t, p, agent.SweepOptions{})
+	if rep.Overdue != 0 || !strings.Contains(rep.Detail, "public.blobs") || !rep.HeldUp() {
+		t.Errorf("%+v, want it held up", rep)
+	}
+	a.wantWindow("b2", "b3")
+	pgtest.Exec(t, building, "COMMIT")
+	if rep := sweep(t, p); rep.Deleted != 2 {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// A source that takes longer to read than a batch may, however small the batch is,
+// holds the overdue up and nothing else.
+func TestSourceTooSlowForABatch(t *testing.T) {
+	t.Parallel()
+	a := newPostgresApp(t)
+	a.library(3)
+	a.exec(`CREATE TABLE knob (slow boolean)`, `INSERT INTO knob VALUES (false)`,
+		`CREATE FUNCTION slowly() RETURNS SETOF text LANGUAGE plpgsql AS $$ BEGIN
+			PERFORM pg_sleep(30) FROM public.knob WHERE slow; RETURN QUERY SELECT blob FROM public.refs; END $$`)
+	hook := beforeExecute(t, func() { a.exec(`UPDATE knob SET slow = true`) })
+	p := a.pool(poolYAML{
+		liveness: []string{`{name: slowly, query: "SELECT public.slowly()", guard: settle}`},
+		extra:    hook.extra() + "\n    limits: {statement_timeout: 200ms}",
+	})
+	sweep(t, p)
+	hook.calls.Store(0)
+	rep := sweepWith(t, p, agent.SweepOptions{})
+	if !rep.HeldUp() || rep.Overdue != 0 || !strings.Contains(rep.Detail, "takes longer") {
+		t.Errorf("%+v, want it held up", rep)
+	}
+	a.wantBlobs("b1", "b2", "b3")
 }

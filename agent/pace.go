@@ -61,6 +61,11 @@ func (p *pace) after(took time.Duration) time.Duration {
 	case took < p.target/2:
 		p.limit = min(p.most, p.limit*2)
 	}
+	return p.pause(took)
+}
+
+// pause returns how long to rest after a write that took so long.
+func (p *pace) pause(took time.Duration) time.Duration {
 	return time.Duration(p.rest * float64(took))
 }
 

@@ -240,7 +240,11 @@ func (t *postgresTx) Window() deleteWindow {
 }
 
 func (t *postgresTx) Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
-	return t.tiers.lock(ctx, t.tx, keys)
+	holds, err := t.tiers.lock(ctx, t.tx, keys)
+	if errors.Is(err, postgres.ErrTableHeld) {
+		err = fmt.Errorf("%w; %w", err, errHeldUp)
+	}
+	return holds, err
 }
 
 func (t *postgresTx) Look(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {

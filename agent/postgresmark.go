@@ -93,8 +93,12 @@ func (s *postgresSession) pageSQL(tier *postgres.Table, p postgres.Page) string 
 	SELECT d.key FROM dead d WHERE true`
 	for _, earlier := range s.tiers[:s.marking.tier] {
 		// A key of two tiers is one candidate.
+		column, native := earlier.KeyColumn(), "d.native"
+		if column.CollationSQL != "" {
+			native += " COLLATE " + column.CollationSQL
+		}
 		sql += `
-	AND NOT EXISTS (SELECT 1 FROM ` + earlier.Relation().SQL() + ` e WHERE e.` + pgdb.Ident(earlier.KeyColumn().Name) + ` = d.native)`
+	AND NOT EXISTS (SELECT 1 FROM ` + earlier.Relation().SQL() + ` e WHERE e.` + pgdb.Ident(column.Name) + ` = ` + native + `)`
 	}
 	if s.hasWindow {
 		sql += `

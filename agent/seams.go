@@ -244,6 +244,9 @@ var errTooSlow = errors.New("ran into a time limit")
 // errSlowDelete marks one whose delete it was that took too long.
 var errSlowDelete = errors.New("the delete took too long")
 
+// errHeldUp ends the execution, not the sweep: what is overdue waits for the next.
+var errHeldUp = errors.New("what is overdue waits for the next sweep")
+
 // errChanged marks a tier or a source that isn't the object that was consulted.
 var errChanged = errors.New("changed since the sweep began")
 

@@ -54,6 +54,9 @@ type sweep struct {
 	elsewhere []oracle
 	pace      pace
 
+	// slow says that the last batch ran into a time limit.
+	slow bool
+
 	cutoff     blob.Instant
 	candidates int64
 	rep        Report
@@ -192,6 +195,7 @@ func (s *sweep) stage(ctx context.Context, markEnd blob.Instant) error {
 			return errStopped
 		}
 		var staged int
+		began := s.clock.Now()
 		err := s.timed(func() (err error) {
 			staged, more, err = s.session.StagePage(ctx, deadline)
 			return err
@@ -201,6 +205,9 @@ func (s *sweep) stage(ctx context.Context, markEnd blob.Instant) error {
 		}
 		s.rep.CandidatesStaged += int64(staged)
 		s.progress("stage", s.rep.CandidatesStaged)
+		if err := s.clock.Sleep(ctx, s.pace.pause(s.clock.Now().Sub(began))); err != nil {
+			return err
+		}
 	}
 	return nil
 }

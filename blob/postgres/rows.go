@@ -16,8 +16,8 @@ func (t *Table) keyColumn() string { return "p." + pgdb.Ident(t.key.Name) }
 
 // Lock locks the rows of keys, in the order of keys, for the transaction that q
 // is, and returns one hold a key. It waits for nobody's row: one that somebody else
-// has locked is Busy, and so are all while somebody keeps the table from being
-// changed for longer than lock_timeout. It is a statement of its own, so that
+// has locked is Busy. While somebody keeps the whole table from being changed for
+// longer than lock_timeout, it is ErrTableHeld. It is a statement of its own, so that
 // whatever is asked next sees everything that was committed before the lock was
 // had. From then on nobody can add a foreign key to the table.
 func (t *Table) Lock(ctx context.Context, q pgdb.Querier, keys []blob.Key) ([]blob.Hold, error) {
@@ -26,8 +26,8 @@ func (t *Table) Lock(ctx context.Context, q pgdb.Querier, keys []blob.Key) ([]bl
 		return nil, fmt.Errorf("lock rows of %s: %w", t, err)
 	}
 	holds := make([]blob.Hold, len(keys))
-	if got, err := t.lockTable(ctx, q); err != nil || !got {
-		return holds, err
+	if err := t.lockTable(ctx, q); err != nil {
+		return nil, err
 	}
 	// FOR UPDATE, not a weaker lock: it conflicts with the FOR KEY SHARE that the
 	// key check of a new reference takes, so that check waits for this delete.
@@ -74,25 +74,29 @@ func (t *Table) Look(ctx context.Context, q pgdb.Querier, keys []blob.Key) ([]bl
 	return holds, nil
 }
 
+// ErrTableHeld means that somebody keeps the table from being changed: an index is
+// being built, say. The transaction goes on.
+var ErrTableHeld = errors.New("another transaction keeps the table from being changed")
+
 // lockTable takes the lock that a delete takes anyway, early: a foreign key that is
 // made needs the table to itself, and waits. In a savepoint, because not to get a
 // lock is an error to Postgres.
-func (t *Table) lockTable(ctx context.Context, q pgdb.Querier) (bool, error) {
+func (t *Table) lockTable(ctx context.Context, q pgdb.Querier) error {
 	tx, ok := q.(pgx.Tx)
 	if !ok {
-		return false, fmt.Errorf("lock table %s: a lock outside a transaction holds nothing", t)
+		return fmt.Errorf("lock table %s: a lock outside a transaction holds nothing", t)
 	}
 	err := pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error {
 		_, err := sub.Exec(ctx, "LOCK TABLE "+t.rel.SQL()+" IN ROW EXCLUSIVE MODE")
 		return err
 	})
 	if pgdb.Code(err) == pgdb.LockNotAvailable {
-		return false, nil
+		return fmt.Errorf("lock table %s: %w", t, ErrTableHeld)
 	}
 	if err != nil {
-		return false, fmt.Errorf("lock table %s: %w", t, err)
+		return fmt.Errorf("lock table %s: %w", t, err)
 	}
-	return true, nil
+	return nil
 }
 
 func eachOrd(ctx context.Context, q pgdb.Querier, sql string, param any, fn func(ord, n int64)) error {
