@@ -221,3 +221,30 @@ func TestSourceTooSlowForABatch(t *testing.T) {
 	}
 	a.wantBlobs("b1", "b2", "b3")
 }
+
+// A sweep that finds nothing to do doesn't ask SQLite for the write lock, however
+// much is staged: a writer of the application's may have it all the while.
+func TestNothingToDoNeedsNoWriteLock(t *testing.T) {
+	t.Parallel()
+	a := newSQLiteApp(t)
+	a.library(4)
+	p := a.pool(poolYAML{liveness: a.refs(), window: "1h"})
+	sweep(t, p)
+	writer, err := a.db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := writer.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := writer.ExecContext(t.Context(), "BEGIN IMMEDIATE"); err != nil {
+		t.Fatal(err)
+	}
+	wantCounts(t, sweep(t, p), agent.Report{Scanned: 4, Referenced: 1})
+	if _, err := writer.ExecContext(t.Context(), "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	a.wantWindow("b2", "b3", "b4")
+}

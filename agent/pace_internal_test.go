@@ -32,3 +32,21 @@ func TestPaceEndsAtLeast(t *testing.T) {
 		t.Errorf("%d keys a batch, want the 10 that were asked for", small.limit)
 	}
 }
+
+// The server's lock table bounds a batch, also one that was made to count.
+func TestPaceIsBound(t *testing.T) {
+	t.Parallel()
+	p := postgresPace.within(1000)
+	p.enlarge()
+	p.bound(700)
+	for range 100 {
+		p.after(time.Millisecond)
+	}
+	if p.limit != 700 {
+		t.Errorf("%d keys a batch, want the 700 that the lock table has room for", p.limit)
+	}
+	p.bound(0)
+	if p.limit != 700 {
+		t.Errorf("%d keys a batch, want no bound to change nothing", p.limit)
+	}
+}

@@ -206,3 +206,42 @@ func contendedFile(t *testing.T, path string) {
 		t.Fatalf("the lease of %s was given twice", path)
 	}
 }
+
+// Any number may look at once, and none while a sweep is under way, nor the other
+// way round. Where nobody has swept there is nothing to lock, and nothing is made.
+func TestFileLockShare(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "app.db")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	take := func(acquire func(string) (*fleet.FileLease, bool, error), want bool) *fleet.FileLease {
+		t.Helper()
+		l, ok, err := acquire(path)
+		if err != nil || ok != want {
+			t.Fatalf("held %t, %v; want %t", ok, err, want)
+		}
+		return l
+	}
+	release := func(l *fleet.FileLease) {
+		t.Helper()
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release(take(fleet.FileLockShare, true))
+	if _, err := os.Lstat(path + ".gc-agent.lock"); !os.IsNotExist(err) {
+		t.Errorf("a look made the lock file: %v", err)
+	}
+	sweep := take(fleet.FileLockAcquire, true)
+	take(fleet.FileLockShare, false)
+	release(sweep)
+	one, two := take(fleet.FileLockShare, true), take(fleet.FileLockShare, true)
+	take(fleet.FileLockAcquire, false)
+	release(one)
+	release(two)
+	release(take(fleet.FileLockAcquire, true))
+	if _, ok, err := fleet.FileLockShare(path + "-gone"); ok || err == nil {
+		t.Errorf("a database that isn't there: held %t, %v", ok, err)
+	}
+}
