@@ -75,6 +75,7 @@ type Pool struct {
 	Blobs []Tier
 	// Liveness may be empty: the sweep then aborts.
 	Liveness []Source
+	Pins     Pins
 	Brakes   Brakes
 	Limits   Limits
 	Protect  Protect
@@ -206,6 +207,7 @@ type Validated struct {
 	index               map[string]int // of databases, by name
 	pools               []Pool
 	maxConcurrentSweeps int
+	admin               Admin
 	log                 Log
 }
 
@@ -242,6 +244,9 @@ func (c *Validated) Database(name string) (Database, bool) {
 // MaxConcurrentSweeps is how many pools may be swept side by side, at least one.
 func (c *Validated) MaxConcurrentSweeps() int { return c.maxConcurrentSweeps }
 
+// Admin returns where the daemon can be reached.
+func (c *Validated) Admin() Admin { return c.admin }
+
 // Log returns how to log.
 func (c *Validated) Log() Log { return c.log }
 
@@ -254,6 +259,7 @@ func (c *Validated) Problem(path, message string) Problem {
 func (p Pool) clone() Pool {
 	p.Blobs = slices.Clone(p.Blobs)
 	p.Liveness = slices.Clone(p.Liveness)
+	p.Pins.Owners = slices.Clone(p.Pins.Owners)
 	p.Brakes.Off = slices.Clone(p.Brakes.Off)
 	return p
 }

@@ -113,6 +113,7 @@ databases:
 			Path: "pools[0].liveness[0]", Name: "posts", Database: "app", Table: Table{"web", "posts"}, Column: "image",
 			Guard: GuardAuto, OnUnparseable: UnparseableAbort,
 		}},
+		Pins:   Pins{TTL: time.Minute},
 		Brakes: Brakes{MaxDeadRatio: 0.5, MinDeadKeys: 100},
 		Limits: Limits{
 			Batch: 1000, BatchBytes: 256 << 20, Page: 10_000,
@@ -152,6 +153,13 @@ pools:
           SELECT d FROM l
         allow_empty: true
         on_unparseable: ignore
+    pins:
+      ttl: 2m
+      owners:
+        - {name: web, alive: {http: "http://u:pw@web/ok"}}
+        - {name: "${HOSTNAME}", alive: {unix: run/a.sock}}
+        - {name: job, alive: {pid_file: /run/job.pid}}
+        - {name: mine, alive: {always: true}}
     brakes: {max_dead_ratio: 1, min_dead_keys: 0, max_dead_count: 7, off: [empty_source]}
     limits: {batch: 20000, batch_bytes: 1048576, page: "${PAGE}", lock_timeout: 1s, settle_timeout: 1m, statement_timeout: 1h}
     protect: {http: "https://u:pw@hook/ask"}
@@ -161,6 +169,7 @@ pools:
     blobs: [{type: table, table: parts, column: id}]
     liveness: [{name: "${HOSTNAME}", table: msgs, column: part, guard: serial}]
 max_concurrent_sweeps: 2
+admin: {socket: run/admin.sock}
 log: {level: debug, format: console}
 `, testEnv(map[string]string{"PAGE": "500"}, map[string]string{"/etc/gc/secrets/url": "\n postgresql:///app \n"}, nil))
 
@@ -180,6 +189,12 @@ log: {level: debug, format: console}
 		}, {
 			Path: "pools[0].liveness[1]", Name: "q", Database: "notes", Query: "SELECT d FROM l",
 			Guard: GuardAuto, AllowEmpty: true, OnUnparseable: UnparseableIgnore,
+		}},
+		Pins: Pins{TTL: 2 * time.Minute, Owners: []PinOwner{
+			{Path: "pools[0].pins.owners[0]", Name: "web", Alive: Alive{HTTP: NewSecret("http://u:pw@web/ok")}},
+			{Path: "pools[0].pins.owners[1]", Name: "host-1", Alive: Alive{Unix: "/etc/gc/run/a.sock"}},
+			{Path: "pools[0].pins.owners[2]", Name: "job", Alive: Alive{PIDFile: "/run/job.pid"}},
+			{Path: "pools[0].pins.owners[3]", Name: "mine", Alive: Alive{Always: true}},
 		}},
 		Brakes: Brakes{MaxDeadRatio: 1, MaxDeadCount: 7, Off: []Brake{BrakeEmptySource}},
 		Limits: Limits{
@@ -205,6 +220,9 @@ log: {level: debug, format: console}
 	db, _ := c.Database("notes")
 	if db.Engine != SQLite || db.Path != "/etc/gc/data/notes.db" {
 		t.Errorf("database: %+v", db)
+	}
+	if c.Admin() != (Admin{Socket: "/etc/gc/run/admin.sock"}) {
+		t.Errorf("admin: %+v", c.Admin())
 	}
 	if c.MaxConcurrentSweeps() != 2 || c.Log() != (Log{Level: "debug", Format: "console"}) {
 		t.Errorf("got %d sweeps and log %+v", c.MaxConcurrentSweeps(), c.Log())

@@ -52,6 +52,7 @@ func (d *decoder) root(v value) *Validated {
 		pools.fail("is an empty list: name at least one store to collect")
 	}
 	whole(f.get("max_concurrent_sweeps"), &c.maxConcurrentSweeps, 1, 256)
+	c.admin = d.admin(f.get("admin"))
 	c.log = readLog(f.get("log"))
 	return c
 }
@@ -129,6 +130,7 @@ func (c *Validated) pool(v value) Pool {
 	p.Schedule = readSchedule(f.get("schedule"))
 	inline := p.Host == "" && !own.given && len(items) > 0 && len(p.Blobs) == 0
 	window(f.get("window"), &p.Window, inline)
+	p.Pins = v.d.pins(f.get("pins"))
 	p.Brakes = readBrakes(f.get("brakes"))
 	p.Limits = readLimits(f.get("limits"))
 	p.Protect = readProtect(f.get("protect"))

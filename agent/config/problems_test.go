@@ -20,6 +20,22 @@ var problemCases = []struct {
 	{"empty file", "", []string{
 		`is empty: it needs databases and pools`,
 	}},
+	{"pins", base("pins: {ttl: 500ms, owners: [{name: a}, {alive: {}}, {name: a, alive: {always: false}}, {name: b, alive: {http: x, unix: y}}, {name: c, alive: {http: \"ftp://h\"}}, {name: d, alive: {unix: /" + strings.Repeat("s", 107) + "}}]}"), []string{
+		`8: pools[0].pins.ttl: want whole seconds, from 1s to 24h`,
+		`8: pools[0].pins.owners[0].alive: is missing: say how to find out whether the owner is alive: {http: URL}, {unix: SOCKET}, {pid_file: FILE} or {always: true}`,
+		`8: pools[0].pins.owners[1].name: is missing: every owner has one, as applications give it to pin`,
+		`8: pools[0].pins.owners[1].alive: has 0 of http, unix, pid_file and always: want one`,
+		`8: pools[0].pins.owners[2].alive.always: want true, or another way to find out`,
+		`8: pools[0].pins.owners[2]: has the name of pools[0].pins.owners[0] as well: list each owner once`,
+		`8: pools[0].pins.owners[3].alive: has 2 of http, unix, pid_file and always: want one`,
+		`8: pools[0].pins.owners[3].alive.http: want the URL of a host, http://… or https://…`,
+		`8: pools[0].pins.owners[4].alive.http: want the URL of a host, http://… or https://…`,
+		`8: pools[0].pins.owners[5].alive.unix: is longer than the 107 bytes that the path of a socket may have`,
+	}},
+	{"long owner", base("pins: {ttl: 25h, owners: [{name: " + strings.Repeat("o", 1001) + ", alive: {pid_file: p}}]}"), []string{
+		`8: pools[0].pins.ttl: want whole seconds, from 1s to 24h`,
+		`8: pools[0].pins.owners[0].name: is longer than 1000 bytes`,
+	}},
 	{"only comments", "# nothing\n", []string{
 		`is empty: it needs databases and pools`,
 	}},
@@ -87,21 +103,21 @@ var problemCases = []struct {
 		`3: pools[0].fleet: a fleet on SQLite isn't possible, where pins would be rows that every writer waits for: remove the field`,
 	}},
 	{"unknown field, far", base("replicas: true"), []string{
-		`8: pools[0].replicas: unknown field "replicas": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
+		`8: pools[0].replicas: unknown field "replicas": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, pins, brakes, limits, protect`,
 	}},
-	{"unknown fields everywhere", base("limits: {bach: 1}", "brakes: {max: 1}", "protect: {http: 'http://h', https: x}", "liveness: [{name: s, table: t, column: c, match: x}]") + "admin: {}\nlog: {lvl: x}\n", []string{
+	{"unknown fields everywhere", base("limits: {bach: 1}", "brakes: {max: 1}", "protect: {http: 'http://h', https: x}", "liveness: [{name: s, table: t, column: c, match: x}]") + "admin: {}\nadmins: {}\nlog: {lvl: x}\n", []string{
 		`8: pools[0].limits.bach: unknown field "bach": did you mean "batch"?`,
 		`9: pools[0].brakes.max: unknown field "max": known here are max_dead_ratio, min_dead_keys, max_dead_count, off`,
 		`10: pools[0].protect.https: unknown field "https": did you mean "http"?`,
 		`11: pools[0].liveness[0].match: unknown field "match": known here are name, database, table, column, where, query, format, guard, allow_empty, on_unparseable`,
-		`12: admin: unknown field "admin": known here are databases, pools, max_concurrent_sweeps, log`,
-		`13: log.lvl: unknown field "lvl": did you mean "level"?`,
+		`12: admin.socket: is missing: give the path of the control socket, or remove admin`,
+		`13: admins: unknown field "admins": did you mean "admin"?`,
+		`14: log.lvl: unknown field "lvl": did you mean "level"?`,
 	}},
-	{"unknown field of a later part, in the example's words", base("pins: {ttl: 60s}", "follow: {mode: stream}", "normalize: nfc") + "state: x\n", []string{
-		`8: pools[0].pins: unknown field "pins": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
-		`9: pools[0].follow: unknown field "follow": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
-		`10: pools[0].normalize: unknown field "normalize": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, brakes, limits, protect`,
-		`11: state: unknown field "state": known here are databases, pools, max_concurrent_sweeps, log`,
+	{"unknown field of a later part, in the example's words", base("follow: {mode: stream}", "normalize: nfc") + "state: x\n", []string{
+		`8: pools[0].follow: unknown field "follow": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, pins, brakes, limits, protect`,
+		`9: pools[0].normalize: unknown field "normalize": known here are name, database, blobs, liveness, schema, fleet, mode, schedule, window, pins, brakes, limits, protect`,
+		`10: state: unknown field "state": known here are databases, pools, max_concurrent_sweeps, admin, log`,
 	}},
 	{"field twice", base("mode: observe", "mode: enforce"), []string{
 		`9: pools[0].mode: is given twice, first on line 8: remove one`,
