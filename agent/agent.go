@@ -124,6 +124,15 @@ type databases struct {
 }
 
 func (d *databases) get(pool config.Pool, name string) (database, error) {
+	db, err := d.open(pool, name)
+	if err == nil {
+		d.opened = append(d.opened, db)
+	}
+	return db, err
+}
+
+// open is get of a database that the caller closes.
+func (d *databases) open(pool config.Pool, name string) (database, error) {
 	cfg, ok := d.cfg.Database(name)
 	if !ok {
 		return database{}, fmt.Errorf("pool %s: there is no database %q", pool.Name, name)
@@ -142,7 +151,6 @@ func (d *databases) get(pool config.Pool, name string) (database, error) {
 	if err != nil {
 		return database{}, fmt.Errorf("database %s: %w", name, err)
 	}
-	d.opened = append(d.opened, db)
 	return db, nil
 }
 

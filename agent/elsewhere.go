@@ -20,6 +20,7 @@ type postgresOracle struct {
 	pool    *Pool
 	name    string // of the database
 	conn    *pgdb.Conn
+	db      *pgdb.DB
 	sources *liveness.Postgres
 }
 
@@ -28,14 +29,16 @@ func openPostgresOracle(ctx context.Context, pool *Pool, name string, db *pgdb.D
 	if err != nil {
 		return nil, err
 	}
-	return &postgresOracle{pool: pool, name: name, conn: conn}, nil
+	return &postgresOracle{pool: pool, name: name, conn: conn, db: db}, nil
 }
 
 func (o *postgresOracle) Close(ctx context.Context) error { return o.conn.Close(ctx) }
 
 func (o *postgresOracle) Consult(ctx context.Context) (found finding.List, err error) {
 	err = o.conn.InTx(ctx, pgdb.ReadOnly, func(ctx context.Context, tx pgx.Tx) error {
-		o.sources, found, err = liveness.ResolvePostgres(ctx, tx, o.pool.elsewhereOptions(), o.pool.sourcesIn(o.name), nil)
+		opts := o.pool.elsewhereOptions()
+		opts.Denied = o.pool.denied(o.db, nil)
+		o.sources, found, err = liveness.ResolvePostgres(ctx, tx, opts, o.pool.sourcesIn(o.name), nil)
 		return err
 	})
 	return found, err

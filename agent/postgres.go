@@ -32,7 +32,7 @@ func (h *postgresHost) open(ctx context.Context, why purpose) (session, bool, er
 	if err != nil {
 		return nil, false, err
 	}
-	s := &postgresSession{pool: h.pool, cfg: h.pool.cfg, conn: conn, dry: why.dry()}
+	s := &postgresSession{pool: h.pool, cfg: h.pool.cfg, db: h.db, conn: conn, dry: why.dry()}
 	if !why.leased() {
 		return s, true, nil
 	}
@@ -48,6 +48,7 @@ func (h *postgresHost) open(ctx context.Context, why purpose) (session, bool, er
 type postgresSession struct {
 	pool  *Pool
 	cfg   config.Pool
+	db    *pgdb.DB
 	conn  *pgdb.Conn
 	lease *fleet.Lease // nil in one that inspects
 	dry   bool
@@ -97,18 +98,25 @@ func (s *postgresSession) Consult(ctx context.Context) (found finding.List, err 
 
 func (s *postgresSession) resolveTiers(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {
 	s.tiers, found, err = resolveTiers(s.pool, func(t config.Tier) (*postgres.Table, finding.List, error) {
-		cfg := postgres.Config{Path: t.Path, Schema: t.Table.Schema, Table: t.Table.Name, Column: t.Column, Size: t.Size}
-		return postgres.Resolve(ctx, q, cfg, s.cfg.Mode == config.ModeEnforce)
+		return postgres.Resolve(ctx, q, postgresConfig(t), s.cfg.Mode == config.ModeEnforce)
 	})
 	return found, err
 }
 
-func (s *postgresSession) resolveSources(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {
-	var targets []liveness.Target
-	for _, t := range s.tiers {
+func postgresConfig(t config.Tier) postgres.Config {
+	return postgres.Config{Path: t.Path, Schema: t.Table.Schema, Table: t.Table.Name, Column: t.Column, Size: t.Size}
+}
+
+func postgresTargets(tiers []*postgres.Table) (targets []liveness.Target) {
+	for _, t := range tiers {
 		targets = append(targets, liveness.Target{Relation: t.Relation(), Key: t.KeyColumn()})
 	}
-	opts := liveness.Options{Kind: s.pool.Kind(), Enforce: s.cfg.Mode == config.ModeEnforce}
+	return targets
+}
+
+func (s *postgresSession) resolveSources(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {
+	targets := postgresTargets(s.tiers)
+	opts := liveness.Options{Kind: s.pool.Kind(), Enforce: s.cfg.Mode == config.ModeEnforce, Denied: s.pool.denied(s.db, targets)}
 	s.sources, found, err = liveness.ResolvePostgres(ctx, q, opts, s.pool.sourcesIn(s.cfg.Host), targets)
 	return found, err
 }
@@ -153,9 +161,11 @@ func (s *postgresSession) createSchema(ctx context.Context) error {
 	return fleet.EnsureFunctions(ctx, s.conn, s.cfg.Schema, s.pinTiers())
 }
 
-func (s *postgresSession) pinTiers() []fleet.PinTier {
-	tiers := make([]fleet.PinTier, len(s.tiers))
-	for i, t := range s.tiers {
+func (s *postgresSession) pinTiers() []fleet.PinTier { return pinTiers(s.tiers) }
+
+func pinTiers(tables []*postgres.Table) []fleet.PinTier {
+	tiers := make([]fleet.PinTier, len(tables))
+	for i, t := range tables {
 		tiers[i] = fleet.PinTier{Table: t.Relation().SQL(), KeyColumn: t.KeyColumn().Name, Kind: t.Kind()}
 	}
 	return tiers

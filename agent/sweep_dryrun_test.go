@@ -88,7 +88,7 @@ func TestObserveNeedsSelectAlone(t *testing.T) {
 	// Another agent collects: its window stays its own.
 	sweep(t, a.pool(poolYAML{liveness: a.refs()}))
 	_, err := p.Sweep(t.Context(), agent.SweepOptions{})
-	wantMisconfigured(t, err, "GRANT USAGE ON SCHEMA gc_agent", "GRANT SELECT ON gc_agent.gc_pins")
+	wantMisconfigured(t, err, `GRANT USAGE ON SCHEMA "gc_agent" TO `, `GRANT SELECT ON "gc_agent"."gc_pins" TO `)
 	a.exec(`GRANT USAGE ON SCHEMA gc_agent TO `+role, `GRANT SELECT ON ALL TABLES IN SCHEMA gc_agent TO `+role)
 	wantCounts(t, sweep(t, p), agent.Report{Scanned: 4, Referenced: 1, Overdue: 3, Deleted: 3, BytesReclaimed: 30})
 }

@@ -74,6 +74,16 @@ func EnsureFunctions(ctx context.Context, conn *pgdb.Conn, schema string, tiers 
 	return nil
 }
 
+// CheckFunctions says whether what FunctionsDDL describes is there. It reads the
+// catalogue alone.
+func CheckFunctions(ctx context.Context, q pgdb.Querier, schema string, tiers []PinTier) (bool, error) {
+	missing, err := missingFunctions(ctx, q, schema, tiers)
+	if err != nil {
+		return false, fmt.Errorf("check functions of schema %s: %w", pgdb.Ident(schema), err)
+	}
+	return len(missing) == 0, nil
+}
+
 func createFunctions(ctx context.Context, tx pgx.Tx, schema string, tiers []PinTier) error {
 	if err := owntable.LockSchema(ctx, tx, schema); err != nil {
 		return err

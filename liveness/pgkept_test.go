@@ -205,7 +205,7 @@ func TestPostgresRightsOfSeveralSources(t *testing.T) {
 	pgtest.Exec(t, w.app, "GRANT SELECT ON a TO "+name)
 	role.wantFindings(t, "several", pool, []liveness.Source{pgSource("none", "b", ""), settled(pgSource("b", "b", "")), where, pgQuery("SELECT b FROM public.c", "")},
 		"U:liveness[0].table: there is no table public.none in the database; create it or correct the name",
-		"U:liveness[0]: this role ("+name+`) may not read public.b; run: GRANT SELECT ON "public"."b" TO `+name,
+		"U:liveness[0]: this role ("+name+`) may not read public.b; run: GRANT SELECT ("b") ON "public"."b" TO `+name,
 		"M:liveness[0].guard: source query (a query) has no foreign key"+pgLeft+"register the table that has one, or write guard: settle",
 		"U:liveness[0]: permission denied for table b; grant this role ("+name+") what that needs",
 		"U:liveness[0]: permission denied for table c; grant this role ("+name+") what that needs")
@@ -214,7 +214,7 @@ func TestPostgresRightsOfSeveralSources(t *testing.T) {
 	pgtest.Exec(t, w.app, "CREATE ROLE "+odd+"; GRANT "+odd+" TO "+name+"; ALTER ROLE "+name+" SET role = '"+name+` "odd"'`)
 	t.Cleanup(func() { _, _ = w.app.Exec(context.Background(), "DROP ROLE "+odd) })
 	w.as(t, url).wantFindings(t, "a name that needs quotes", pool, []liveness.Source{settled(pgSource("c", "b", ""))},
-		"U:liveness[0]: this role ("+odd+`) may not read public.c; run: GRANT SELECT ON "public"."c" TO `+odd)
+		"U:liveness[0]: this role ("+odd+`) may not read public.c; run: GRANT SELECT ("b") ON "public"."c" TO `+odd)
 }
 
 // Only a bare name is one to qualify.

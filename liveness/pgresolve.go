@@ -25,6 +25,10 @@ type Options struct {
 	// Elsewhere says that the pool's blobs are in another database: no foreign key
 	// leads there, and targets are empty.
 	Elsewhere bool
+	// Denied returns the statements that grant what reading the source takes and the
+	// role lacks, joined for one line. It is asked about a source whose SQL the
+	// server refuses to read. Nil, and "", say nothing.
+	Denied func(ctx context.Context, src Source) string
 }
 
 // ResolvePostgres looks the sources up in the catalogue of the database that q
@@ -35,7 +39,7 @@ type Options struct {
 func ResolvePostgres(ctx context.Context, q pgdb.Querier, opts Options, sources []Source, targets []Target) (*Postgres, finding.List, error) {
 	r := pgResolver{q: q, opts: opts}
 	var err error
-	if r.role, err = pgdb.Role(ctx, q); err != nil {
+	if r.role, err = pgdb.LookupGrantee(ctx, q, ""); err != nil {
 		return nil, nil, err
 	}
 	if err := r.checkServer(ctx, sources); err != nil {
@@ -65,7 +69,7 @@ func ResolvePostgres(ctx context.Context, q pgdb.Querier, opts Options, sources 
 type pgResolver struct {
 	q           pgdb.Querier
 	opts        Options
-	role        string // as a statement spells it
+	role        pgdb.Grantee
 	foreignKeys []foreignKey
 	found       finding.List
 }
@@ -100,6 +104,7 @@ func (r *pgResolver) resolve(ctx context.Context, src Source) (pgSource, error) 
 			if err := r.resolveProbe(ctx, &s); err != nil {
 				return s, err
 			}
+			r.warnOfLongRead(&s)
 		}
 	}
 	if err := r.resolveReads(ctx, &s); err != nil || s.value == 0 {
@@ -164,27 +169,27 @@ func (r *pgResolver) checkStored(ctx context.Context, s *pgSource) (ok bool, err
 	return true, nil
 }
 
-const canRead = `
-SELECT has_schema_privilege(c.relnamespace, 'USAGE'),
-	has_table_privilege(c.oid, 'SELECT'),
-	has_column_privilege(c.oid, $2::int2, 'SELECT')
-FROM pg_catalog.pg_class c WHERE c.oid = $1`
-
+// checkReadable names what the role lacks to read the source's column.
 func (r *pgResolver) checkReadable(ctx context.Context, s *pgSource) (bool, error) {
-	var schema, column bool
-	if err := r.q.QueryRow(ctx, canRead, s.rel.OID, s.col.Num).Scan(&schema, &s.wholeRows, &column); err != nil {
-		return false, fmt.Errorf("look for missing rights on %s: %w", s.rel, err)
+	needed := append(s.columnGrants(), s.ctidGrant(), pgdb.Grant{Right: "SELECT", On: s.on()})
+	standings, err := r.role.Standings(ctx, r.q, needed)
+	if err != nil {
+		return false, err
 	}
-	if !schema {
-		r.found.Add(finding.Unreadable, s.Path, "%s", pgdb.MissingUsage(r.role, s.rel))
+	var missing []pgdb.Grant
+	for i, g := range s.columnGrants() {
+		if !standings[i].Held {
+			missing = append(missing, g)
+		}
 	}
-	if !column {
-		r.found.Add(finding.Unreadable, s.Path, "%s", pgdb.MissingRights(r.role, s.rel, "SELECT"))
+	s.readsCTID, s.wholeRows = standings[len(needed)-2].Held, standings[len(needed)-1].Held
+	for _, line := range r.role.Lacks(missing) {
+		r.found.Add(finding.Unreadable, s.Path, "%s", line)
 	}
 	if s.rel.RowSecurity {
 		r.found.Add(finding.Unreadable, s.Path, "row-level security hides rows of %s from this role; give the role BYPASSRLS or exempt it", s.rel)
 	}
-	return schema && column && !s.rel.RowSecurity, nil
+	return len(missing) == 0 && !s.rel.RowSecurity, nil
 }
 
 // checkWhere has the server read the condition on its own: inside a larger
@@ -235,7 +240,7 @@ func (r *pgResolver) resolveQuery(ctx context.Context, s *pgSource) error {
 		fields, err = r.describe(ctx, "SELECT * FROM ("+s.Query+"\n) q")
 	}
 	if err != nil {
-		return r.refuseQuery(s, err)
+		return r.refuseQuery(ctx, s, err)
 	}
 	if len(fields) != 1 {
 		r.found.Add(finding.Misconfigured, s.Path+".query", "it returns %d columns; a source returns exactly one", len(fields))
@@ -254,7 +259,7 @@ func (r *pgResolver) resolveQuery(ctx context.Context, s *pgSource) error {
 	return nil
 }
 
-func (r *pgResolver) refuseQuery(s *pgSource, err error) error {
+func (r *pgResolver) refuseQuery(ctx context.Context, s *pgSource, err error) error {
 	severity, hint := finding.Misconfigured, pathHint(err)
 	switch code := pgdb.Code(err); {
 	case code == "" && !errors.Is(err, errParameters):
@@ -262,7 +267,7 @@ func (r *pgResolver) refuseQuery(s *pgSource, err error) error {
 	case code == pgdb.UndefinedTable:
 		severity = finding.Unreadable
 	case code == pgdb.InsufficientPrivilege:
-		severity, hint = finding.Unreadable, r.grantHint()
+		severity, hint = finding.Unreadable, r.grantHint(ctx, s)
 	case strings.HasSuffix(strings.TrimSpace(s.Query), ";"):
 		hint = "; leave out the semicolon at its end"
 	case code == "42601": // syntax error
@@ -273,8 +278,13 @@ func (r *pgResolver) refuseQuery(s *pgSource, err error) error {
 }
 
 // grantHint is for a right of which the server names only the object.
-func (r *pgResolver) grantHint() string {
-	return "; grant this role (" + r.role + ") what that needs"
+func (r *pgResolver) grantHint(ctx context.Context, s *pgSource) string {
+	if r.opts.Denied != nil {
+		if statements := r.opts.Denied(ctx, s.Source); statements != "" {
+			return "; run: " + statements
+		}
+	}
+	return "; grant this role (" + r.role.SQL + ") what that needs"
 }
 
 // errParameters: $1 would be taken for the agent's own parameter.
@@ -344,7 +354,7 @@ func (r *pgResolver) checkStatements(ctx context.Context, p *Postgres) error {
 		case code == "":
 			return fmt.Errorf("plan the look-up in source %s: %w", s.Name, err)
 		case code == pgdb.InsufficientPrivilege:
-			r.found.Add(finding.Unreadable, s.Path, "%s%s", serverMessage(err), r.grantHint())
+			r.found.Add(finding.Unreadable, s.Path, "%s%s", serverMessage(err), r.grantHint(ctx, s))
 		default:
 			r.found.Add(finding.Misconfigured, s.Path, "the server can't plan a look-up: %s", serverMessage(err))
 		}
@@ -427,6 +437,15 @@ func (r *pgResolver) resolveProbe(ctx context.Context, s *pgSource) error {
 		r.found.Add(finding.Warning, s.Path, "no index serves a look-up by %s.%s, so that it is read whole again and again; run: %s", s.rel, s.col.Name, s.createIndex(pgdb.Ident(s.col.Name)))
 	}
 	return nil
+}
+
+// warnOfLongRead: a table is read in stretches of blocks, if the role may see where
+// its rows stand.
+func (r *pgResolver) warnOfLongRead(s *pgSource) {
+	if _, needed := s.badValue(); needed && s.rel.IsTable() && !s.readsCTID {
+		r.found.Add(finding.Warning, s.Path, "the values of %s.%s are looked through in one statement, which takes long where they are many; run: %s",
+			s.rel, s.col.Name, r.role.Statements([]pgdb.Grant{s.ctidGrant()}))
+	}
 }
 
 // createIndex is the statement that makes an index over expr.

@@ -122,11 +122,11 @@ SELECT coalesce(max(pg_relation_size(oid)), 0) / current_setting('block_size')::
 FROM unnest($1::oid[]) AS t (oid)`
 
 // stretches returns how many blocks the largest part of the source has, and how
-// many are read at once of each. A view, and a table of which only some columns
-// may be read, has no blocks.
+// many are read at once of each. A view, and a table of which the role may not
+// read where its rows stand, has no blocks.
 func (s *pgSource) stretches(ctx context.Context, q pgdb.Querier) (blocks, step int64, err error) {
 	step = max(valueBlocks/int64(max(len(s.parts), 1)), 1)
-	if !s.rel.IsTable() || !s.wholeRows {
+	if !s.rel.IsTable() || !s.readsCTID {
 		return 0, step, nil
 	}
 	var oids []uint32
@@ -144,12 +144,16 @@ JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.
 WHERE i.indrelid = $1 AND i.indisprimary
 ORDER BY array_position(i.indkey::int2[], a.attnum)`
 
+const byCTID = "'ctid = ' || s.ctid::text"
+
 // rowName returns SQL that names a row s for people: by its primary key, else by
 // where it stands.
 func (s *pgSource) rowName(ctx context.Context, q pgdb.Querier) (string, error) {
 	switch {
 	case !s.rel.IsTable():
 		return "'of the view'", nil
+	case !s.wholeRows && s.readsCTID:
+		return byCTID, nil
 	case !s.wholeRows:
 		return "'that this role may not read in full'", nil
 	}
@@ -162,7 +166,7 @@ func (s *pgSource) rowName(ctx context.Context, q pgdb.Querier) (string, error) 
 		return "", err
 	}
 	if len(columns) == 0 {
-		return "'ctid = ' || s.ctid::text", nil
+		return byCTID, nil
 	}
 	parts := make([]string, len(columns))
 	for i, c := range columns {

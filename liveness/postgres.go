@@ -41,6 +41,7 @@ type pgSource struct {
 	col        pgdb.Column
 	parts      []pgdb.Part // of rel
 	wholeRows  bool        // the role may read every column
+	readsCTID  bool        // it may read where a row stands
 	foreignKey *foreignKey
 	held       bool // a foreign key holds rows of it, whatever where says
 	lowerIndex bool // the expression index over lower(column) is there

@@ -164,46 +164,75 @@ func (t *Table) checkServer(ctx context.Context, q pgdb.Querier, cfg Config, fou
 	return err
 }
 
-// A lock on a row asks for UPDATE on any one column.
-const rights = `
-SELECT has_schema_privilege(c.relnamespace, 'USAGE'),
-	has_table_privilege(c.oid, 'SELECT') OR NOT EXISTS (
-		SELECT 1 FROM pg_catalog.pg_attribute a
-		WHERE a.attrelid = c.oid AND a.attname = ANY ($2::name[]) AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')),
-	has_any_column_privilege(c.oid, 'UPDATE'),
-	has_table_privilege(c.oid, 'DELETE')
-FROM pg_catalog.pg_class c WHERE c.oid = $1`
+// Grants returns the rights that reading the tier takes and, with deletes, deleting
+// from it. What a delete sets off in other tables (ON DELETE CASCADE and the
+// like) runs with the rights of their owners, what a trigger does with the role's.
+func (c Config) Grants(deletes bool) []pgdb.Grant {
+	on := pgdb.OnTable(c.Schema, c.Table)
+	grants := []pgdb.Grant{
+		pgdb.Usage(c.Schema),
+		{Right: "SELECT", Column: c.Column, On: on, Why: "read the keys of the blobs"},
+	}
+	if c.Size != "" && c.Size != c.Column {
+		grants = append(grants, pgdb.Grant{Right: "SELECT", Column: c.Size, On: on, Why: "read the sizes of the blobs"})
+	}
+	if !deletes {
+		return grants
+	}
+	return append(grants,
+		// A lock on a row asks for UPDATE on any one column.
+		pgdb.Grant{Right: "UPDATE", Column: c.Column, AnyColumn: true, On: on, Why: "lock the row of a blob (FOR UPDATE) before it is decided about; nothing is updated"},
+		pgdb.Grant{Right: "DELETE", On: on, Why: "delete dead blobs"})
+}
 
 // checkRights names what the role lacks to read and, with deletes, to delete.
 func (t *Table) checkRights(ctx context.Context, q pgdb.Querier, cfg Config, deletes bool, found *finding.List) error {
-	role, err := pgdb.Role(ctx, q)
+	role, err := pgdb.LookupGrantee(ctx, q, "")
 	if err != nil {
 		return err
 	}
-	var schema, reads, locks, removes bool
-	if err := q.QueryRow(ctx, rights, t.rel.OID, []string{cfg.Column, cfg.Size}).Scan(&schema, &reads, &locks, &removes); err != nil {
-		return fmt.Errorf("look for missing rights on %s: %w", t, err)
+	missing, err := role.Missing(ctx, q, t.existing(cfg).Grants(deletes))
+	if err != nil {
+		return err
 	}
-	if !schema {
-		found.Add(finding.Unreadable, cfg.Path, "%s", pgdb.MissingUsage(role, t.rel))
-	}
-	var missing []string
-	if !reads {
-		missing = append(missing, "SELECT")
-	}
-	if deletes && !locks {
-		missing = append(missing, "UPDATE")
-	}
-	if deletes && !removes {
-		missing = append(missing, "DELETE")
-	}
-	if len(missing) > 0 {
-		found.Add(finding.Unreadable, cfg.Path, "%s", pgdb.MissingRights(role, t.rel, missing...))
+	for _, line := range role.Lacks(missing) {
+		found.Add(finding.Unreadable, cfg.Path, "%s", line)
 	}
 	if t.rel.RowSecurity {
 		found.Add(finding.Unreadable, cfg.Path, "row-level security hides rows of %s from this role; give the role BYPASSRLS or exempt it", t.rel)
 	}
 	return nil
+}
+
+// existing is cfg without a size column that isn't there, which is another finding.
+func (t *Table) existing(cfg Config) Config {
+	if _, ok := t.rel.Column(cfg.Size); !ok {
+		cfg.Size = ""
+	}
+	return cfg
+}
+
+// Triggers of the application's that fire for a delete, whose functions run with
+// the rights of whoever deletes.
+const callersTriggers = `
+SELECT g.tgname::text || ' of ' || g.tgrelid::regclass::text || ' (function ' || p.oid::regprocedure::text || ')'
+FROM pg_catalog.pg_trigger g JOIN pg_catalog.pg_proc p ON p.oid = g.tgfoid
+WHERE g.tgrelid = $1 AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A') AND g.tgtype & 8 <> 0 AND NOT p.prosecdef
+	AND p.prolang NOT IN (SELECT oid FROM pg_catalog.pg_language WHERE lanname IN ('internal', 'c'))
+ORDER BY 1`
+
+// CallersTriggers names the triggers that do, on a delete, something that takes
+// rights which no catalogue knows.
+func (t *Table) CallersTriggers(ctx context.Context, q pgdb.Querier) ([]string, error) {
+	rows, err := q.Query(ctx, callersTriggers, t.rel.OID)
+	if err != nil {
+		return nil, fmt.Errorf("look for triggers on %s: %w", t, err)
+	}
+	triggers, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("look for triggers on %s: %w", t, err)
+	}
+	return triggers, nil
 }
 
 // Enabled triggers of the application's that fire for a delete (bit 3 of tgtype)

@@ -235,9 +235,11 @@ func TestResolveRights(t *testing.T) {
 	w := newWorld(t, `CREATE TABLE b (k text PRIMARY KEY, size int, content bytea); CREATE SCHEMA closed; CREATE TABLE closed.b (k text PRIMARY KEY)`)
 	name, url := pgtest.Role(t, w.url, "")
 	role := connect(t, url)
-	noSelect := "U:blobs[0]: this role (" + name + `) may not read public.b; run: GRANT SELECT ON "public"."b" TO ` + name
+	neither := "U:blobs[0]: this role (" + name + `) may not read public.b; run: GRANT SELECT ("k") ON "public"."b" TO ` + name + `; GRANT SELECT ("size") ON "public"."b" TO ` + name
+	noSelect := "U:blobs[0]: this role (" + name + `) may not read public.b; run: GRANT SELECT ("size") ON "public"."b" TO ` + name
 	noDelete := "U:blobs[0]: this role (" + name + `) may not delete from public.b; run: GRANT DELETE ON "public"."b" TO ` + name
-	nothing := "U:blobs[0]: this role (" + name + `) may not read, lock rows of, delete from public.b; run: GRANT SELECT, UPDATE, DELETE ON "public"."b" TO ` + name
+	nothing := "U:blobs[0]: this role (" + name + `) may not read, lock rows of, delete from public.b; run: GRANT SELECT ("k") ON "public"."b" TO ` + name + `; GRANT SELECT ("size") ON "public"."b" TO ` + name +
+		`; GRANT UPDATE ("k") ON "public"."b" TO ` + name + `; GRANT DELETE ON "public"."b" TO ` + name
 	check := func(what string, cfg postgres.Config, deletes bool, want ...string) *postgres.Table {
 		t.Helper()
 		table, found := resolve(t, role, cfg, deletes)
@@ -246,7 +248,7 @@ func TestResolveRights(t *testing.T) {
 		}
 		return table
 	}
-	check("nothing granted, observing", config("b", "k", "size"), false, noSelect)
+	check("nothing granted, observing", config("b", "k", "size"), false, neither)
 	check("nothing granted", config("b", "k", "size"), true, nothing)
 	pgtest.Exec(t, w.app, "GRANT SELECT (k), UPDATE (size) ON b TO "+name)
 	check("the key granted", config("b", "k", ""), false)

@@ -136,7 +136,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// TestPostgresScripts gives each script a database of its own, $DATABASE_URL.
+// TestPostgresScripts gives each script a database of its own, $DATABASE_URL, and a
+// role without rights, $ROLE, by whose $ROLE_URL it is reached too.
 func TestPostgresScripts(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/postgres/*.txtar")
@@ -147,11 +148,14 @@ func TestPostgresScripts(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			t.Parallel()
 			url := pgtest.Database(t)
+			role, roleURL := pgtest.Role(t, url, "NOSUPERUSER")
 			testscript.Run(t, testscript.Params{
 				Files: []string{file}, Cmds: scriptCommands, RequireExplicitExec: true, RequireUniqueNames: true,
 				Setup: func(env *testscript.Env) error {
 					env.Setenv("GORACE", raceAtOnce)
 					env.Setenv("DATABASE_URL", url)
+					env.Setenv("ROLE", role)
+					env.Setenv("ROLE_URL", roleURL)
 					return nil
 				},
 			})

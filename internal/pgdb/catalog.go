@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -163,32 +162,6 @@ func Changed(ctx context.Context, q Querier, prints []Fingerprint) ([]string, er
 		return nil, fmt.Errorf("compare tables with the catalogue: %w", err)
 	}
 	return changed, nil
-}
-
-// Role returns the current role's name, quoted where a statement needs it to be.
-func Role(ctx context.Context, q Querier) (role string, err error) {
-	if err := q.QueryRow(ctx, "SELECT pg_catalog.quote_ident(current_user)").Scan(&role); err != nil {
-		return "", fmt.Errorf("ask for the role's name: %w", err)
-	}
-	return role, nil
-}
-
-// MissingUsage says in a line that the role may not use the relation's schema,
-// and what to do.
-func MissingUsage(role string, r *Relation) string {
-	return fmt.Sprintf("this role (%s) may not use schema %s; run: GRANT USAGE ON SCHEMA %s TO %s", role, r.Schema, Ident(r.Schema), role)
-}
-
-// MissingRights says in a line which of SELECT, UPDATE and DELETE the role lacks
-// on the relation, and what to do.
-func MissingRights(role string, r *Relation, rights ...string) string {
-	verbs := make([]string, len(rights))
-	for i, right := range rights {
-		// A lock on a row asks for UPDATE.
-		verbs[i] = map[string]string{"SELECT": "read", "UPDATE": "lock rows of", "DELETE": "delete from"}[right]
-	}
-	return fmt.Sprintf("this role (%s) may not %s %s; run: GRANT %s ON %s TO %s",
-		role, strings.Join(verbs, ", "), r, strings.Join(rights, ", "), r.SQL(), role)
 }
 
 const serverState = `SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean, current_setting('client_encoding'), pg_catalog.quote_ident(current_user)`

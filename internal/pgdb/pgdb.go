@@ -81,6 +81,11 @@ func Open(url string, opts Options) (*DB, error) {
 	return &DB{cfg: cfg, timeouts: opts.Timeouts}, nil
 }
 
+// Login returns the role and the database that the url names.
+func (db *DB) Login() (user, database string) {
+	return db.cfg.ConnConfig.User, db.cfg.ConnConfig.Database
+}
+
 // Close closes every pooled connection.
 func (db *DB) Close() {
 	db.mu.Lock()
