@@ -3,8 +3,7 @@ package blob
 import (
 	"encoding/base64"
 	"encoding/hex"
-	"errors"
-	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -74,17 +73,20 @@ func (p Placeholder) Kind() Kind {
 	}
 }
 
-// Format maps a stored value to a key and back: literal text, a placeholder,
-// literal text. Only ParseFormat and DefaultFormat make one; the zero value
-// fits no value. A Format may be used by any number of goroutines at once.
+// Format maps a stored value to a key and back: literal text around a placeholder,
+// slices of it, and text that is ignored. Only ParseFormat and DefaultFormat make
+// one; the zero value fits no value. A Format may be used by any number of
+// goroutines at once.
 //
-// A format has one reading. The literals have a fixed length, so whatever stands
-// between them is the key, also where a literal could be part of a key.
+// A format has one reading: no value names two keys. Without {*} the length of a
+// value says where each part begins, so whatever stands there is the part, also
+// where a literal could be part of a key. With {*}, ParseFormat has made sure of it.
 type Format struct {
 	source      string
 	prefix      string
 	placeholder Placeholder
 	suffix      string
+	layout      *layout // nil of a simple format
 }
 
 // DefaultFormat returns the format of a value that is a key of kind k and
@@ -108,157 +110,161 @@ func bare(p Placeholder) Format {
 	return Format{source: p.String(), placeholder: p}
 }
 
-// ParseFormat reads a format: exactly one placeholder, with or without literal
-// text around it. A literal brace is written twice. An error names the format,
-// what is wrong with it and, counted in characters from 1, where.
-func ParseFormat(s string) (Format, error) {
-	f := Format{source: s}
-	if err := f.parse(s); err != nil {
-		return Format{}, fmt.Errorf("format %q: %w", Shorten(s), err)
-	}
-	return f, nil
-}
-
-func (f *Format) parse(s string) error {
-	if !utf8.ValidString(s) || strings.Contains(s, "\x00") {
-		return errors.New("it isn't UTF-8 without NUL")
-	}
-	var literal strings.Builder
-	for i := 0; i < len(s); {
-		switch c := s[i]; {
-		case c != '{' && c != '}':
-			literal.WriteByte(c)
-			i++
-		case strings.HasPrefix(s[i+1:], string(c)):
-			literal.WriteByte(c)
-			i += 2
-		case c == '}':
-			return fmt.Errorf("closing brace at position %d without an opening one (a literal brace is written }})", position(s, i))
-		default:
-			p, n, err := parsePlaceholder(s, i)
-			if err != nil {
-				return err
-			}
-			if f.placeholder != 0 {
-				return fmt.Errorf("second placeholder %s at position %d: several placeholders aren't supported", p, position(s, i))
-			}
-			f.prefix, f.placeholder = literal.String(), p
-			literal.Reset()
-			i += n
-		}
-	}
-	f.suffix = literal.String()
-	if f.placeholder == 0 {
-		return fmt.Errorf("no placeholder: it needs one of %s", placeholderList())
-	}
-	return nil
-}
-
-// parsePlaceholder reads the placeholder whose brace is s[at] and returns how
-// long it is, braces included.
-func parsePlaceholder(s string, at int) (Placeholder, int, error) {
-	end := strings.IndexAny(s[at+1:], "{}")
-	if end < 0 || s[at+1+end] == '{' {
-		return 0, 0, fmt.Errorf("brace at position %d isn't closed (a literal brace is written {{)", position(s, at))
-	}
-	spelled := s[at : at+end+2]
-	for _, p := range placeholders {
-		if p.String() == spelled {
-			return p, len(spelled), nil
-		}
-	}
-	switch {
-	case spelled == "{*}":
-		return 0, 0, fmt.Errorf("{*} at position %d isn't supported", position(s, at))
-	case strings.Contains(spelled, "["):
-		return 0, 0, fmt.Errorf("%s at position %d: slices aren't supported", Shorten(spelled), position(s, at))
-	}
-	return 0, 0, fmt.Errorf("unknown placeholder %s at position %d: it can be %s", Shorten(spelled), position(s, at), placeholderList())
-}
-
-func placeholderList() string {
-	names := make([]string, len(placeholders))
-	for i, p := range placeholders {
-		names[i] = p.String()
-	}
-	return strings.Join(names, ", ")
-}
-
-// position counts characters, as a reader of the message does.
-func position(s string, offset int) int { return utf8.RuneCountInString(s[:offset]) + 1 }
-
 // String returns the format as it was written.
 func (f Format) String() string { return f.source }
 
-// Prefix returns the literal text before the placeholder, unescaped.
+// Simple says whether the format is literal text, one whole placeholder and
+// literal text: Prefix, Placeholder and Suffix then say all of it. Of any other
+// format they don't, and Parts does.
+func (f Format) Simple() bool { return f.placeholder != 0 && f.layout == nil }
+
+// Reversible says whether Encode spells keys. A format with {*} isn't reversible:
+// of the many values that name a key it can't know which one is stored.
+func (f Format) Reversible() bool {
+	return f.placeholder != 0 && (f.layout == nil || f.layout.ignores == 0)
+}
+
+// Prefix returns the literal text before the first part that is none, unescaped.
 func (f Format) Prefix() string { return f.prefix }
 
-// Suffix returns the literal text after the placeholder, unescaped.
+// Suffix returns the literal text after the last part that is none, unescaped.
 func (f Format) Suffix() string { return f.suffix }
 
-// Placeholder returns the placeholder between Prefix and Suffix.
+// Placeholder returns the placeholder that the format has, whole or in slices.
 func (f Format) Placeholder() Placeholder { return f.placeholder }
 
 // Kind returns the kind of the keys that the format maps values to.
 func (f Format) Kind() Kind { return f.placeholder.Kind() }
+
+// Parts returns what the format is made of, in order. Literals aren't empty, and
+// no two of them are neighbours.
+func (f Format) Parts() []Part {
+	if f.layout != nil {
+		return slices.Clone(f.layout.parts)
+	}
+	var parts []Part
+	if f.prefix != "" {
+		parts = append(parts, Part{Literal: f.prefix})
+	}
+	if f.placeholder != 0 {
+		parts = append(parts, Part{Placeholder: f.placeholder})
+	}
+	if f.suffix != "" {
+		parts = append(parts, Part{Literal: f.suffix})
+	}
+	return parts
+}
 
 // Decode returns the key that value names. ok is false where the value doesn't
 // fit the format. canonical says whether the value is the one that Encode gives
 // for the key; other spellings of the same key are read, but a probe by value
 // doesn't find them.
 //
-// The literals match exactly. What lies between them may be empty for {text} and
-// {bytes}, where it names the empty key: a tier can hold one, and a reference
-// to a blob that isn't there does no harm. Elsewhere an empty value names nothing.
-// The key may be longer than MaxKeyLen: it then names no blob that is collected.
+// The literals match exactly. A slice agrees with the placeholder as the value
+// spells it, except that case doesn't count in hex and uuid, and the two alphabets
+// of base64 are one. {*} is any text, of any length, also with slashes in it and
+// also none.
+//
+// The placeholder may be empty for {text} and {bytes}, where it names the empty key:
+// a tier can hold one, and a reference to a blob that isn't there does no harm.
+// Elsewhere an empty placeholder names nothing. The key may be longer than
+// MaxKeyLen: it then names no blob that is collected. It may share value's memory.
 func (f Format) Decode(value string) (key Key, canonical, ok bool) {
-	body, ok := strings.CutPrefix(value, f.prefix)
-	if !ok {
+	if f.layout != nil {
+		return f.layout.decode(value)
+	}
+	if len(value) < len(f.prefix)+len(f.suffix) ||
+		value[:len(f.prefix)] != f.prefix || value[len(value)-len(f.suffix):] != f.suffix {
 		return "", false, false
 	}
-	body, ok = strings.CutSuffix(body, f.suffix)
-	if !ok {
-		return "", false, false
-	}
-	key, ok = f.placeholder.decode(body)
-	if !ok {
-		return "", false, false
-	}
-	spelled, ok := f.placeholder.encode(key)
-	return key, ok && spelled == body, ok
+	return f.placeholder.decode(value[len(f.prefix) : len(value)-len(f.suffix)])
 }
 
 // Encode returns the canonical value that names key. ok is false where no value
-// of this format does. Distinct keys have distinct values.
+// of this format does, as for a key that is too short for a slice, and where the
+// format isn't reversible. Distinct keys have distinct values.
 func (f Format) Encode(key Key) (value string, ok bool) {
 	body, ok := f.placeholder.encode(key)
 	if !ok {
 		return "", false
 	}
+	if f.layout != nil {
+		return f.layout.encode(body)
+	}
 	return f.prefix + body + f.suffix, true
 }
 
-func (p Placeholder) decode(s string) (Key, bool) {
+// stackLen is how long a value may be to be read without a buffer on the heap.
+const stackLen = 256
+
+// decode returns "", false, false for what spells no key.
+func (p Placeholder) decode(s string) (key Key, canonical, ok bool) {
 	switch p {
 	case Bytes:
-		return Key(s), true
+		key, canonical, ok = Key(s), true, true
 	case Text:
-		return Key(s), isText(s)
+		key, canonical, ok = Key(s), true, isText(s)
 	case Int:
-		n, err := strconv.ParseInt(s, 10, 64)
-		return Key(strconv.FormatInt(n, 10)), err == nil && s[0] != '+'
+		key, canonical, ok = decodeInt(s)
 	case UUID:
 		// No letter outside ASCII lower-cases to a hex digit.
-		lower := strings.ToLower(s)
-		return Key(lower), isCanonicalUUID(lower)
-	case Hex, UpperHex:
-		b, err := hex.DecodeString(s)
-		return Key(b), err == nil && s != ""
+		key = Key(strings.ToLower(s))
+		canonical, ok = string(key) == s, isCanonicalUUID(string(key))
+	case Hex:
+		key, ok = decodeHex(s)
+		canonical = !strings.ContainsAny(s, "ABCDEF")
+	case UpperHex:
+		key, ok = decodeHex(s)
+		canonical = !strings.ContainsAny(s, "abcdef")
 	case Base64:
-		return decodeBase64(s)
-	default:
-		return "", false
+		key, canonical, ok = decodeBase64(s)
 	}
+	if !ok {
+		return "", false, false
+	}
+	return key, canonical, true
+}
+
+func decodeInt(s string) (key Key, canonical, ok bool) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || s[0] == '+' {
+		return "", false, false
+	}
+	digits := strings.TrimPrefix(s, "-")
+	if digits[0] != '0' || s == "0" {
+		return Key(s), true, true // without a copy
+	}
+	return Key(strconv.FormatInt(n, 10)), false, true
+}
+
+func decodeHex(s string) (Key, bool) {
+	var buf [stackLen]byte
+	b := append(buf[:0], s...)
+	n, err := hex.Decode(b, b)
+	return Key(b[:n]), err == nil && n > 0
+}
+
+// toStandard maps the URL-safe alphabet to the standard one and drops line
+// breaks, which Postgres puts into what its encode() returns.
+var toStandard = strings.NewReplacer("-", "+", "_", "/", "\r", "", "\n", "")
+
+// decodeBase64 reads either alphabet, padded or not, and ignores
+// the spare bits of the last character.
+func decodeBase64(s string) (key Key, canonical, ok bool) {
+	standard := s
+	if strings.ContainsAny(s, "-_\r\n") {
+		standard = toStandard.Replace(s)
+	}
+	encoding := base64.StdEncoding
+	if len(standard)%4 != 0 {
+		encoding = base64.RawStdEncoding
+	}
+	var coded, decoded [stackLen]byte
+	b, err := encoding.AppendDecode(decoded[:0], append(coded[:0], standard...))
+	if err != nil || len(b) == 0 {
+		return "", false, false
+	}
+	return Key(b), string(base64.StdEncoding.AppendEncode(coded[:0], b)) == s, true
 }
 
 func (p Placeholder) encode(key Key) (string, bool) {
@@ -284,22 +290,6 @@ func (p Placeholder) encode(key Key) (string, bool) {
 	}
 }
 
-// toStandard maps the URL-safe alphabet to the standard one and drops line
-// breaks, which Postgres puts into what its encode() returns.
-var toStandard = strings.NewReplacer("-", "+", "_", "/", "\r", "", "\n", "")
-
-// decodeBase64 reads either alphabet, padded or not, and ignores
-// the spare bits of the last character.
-func decodeBase64(s string) (Key, bool) {
-	s = toStandard.Replace(s)
-	encoding := base64.StdEncoding
-	if len(s)%4 != 0 {
-		encoding = base64.RawStdEncoding
-	}
-	b, err := encoding.DecodeString(s)
-	return Key(b), err == nil && len(b) > 0
-}
-
 func isText(s string) bool {
-	return utf8.ValidString(s) && !strings.Contains(s, "\x00")
+	return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
 }

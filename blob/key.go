@@ -130,12 +130,12 @@ func Shorten(s string) string {
 }
 
 func isCanonicalUUID(s string) bool {
-	if len(s) != 36 {
+	if len(s) != uuidLen {
 		return false
 	}
 	for i := range len(s) {
 		switch c := s[i]; {
-		case i == 8 || i == 13 || i == 18 || i == 23:
+		case isUUIDDash(i):
 			if c != '-' {
 				return false
 			}
@@ -146,6 +146,9 @@ func isCanonicalUUID(s string) bool {
 	}
 	return true
 }
+
+// isUUIDDash says whether a uuid's spelling has a dash there.
+func isUUIDDash(i int) bool { return i == 8 || i == 13 || i == 18 || i == 23 }
 
 func canonicalInt(s string) (int64, bool) {
 	n, err := strconv.ParseInt(s, 10, 64)

@@ -311,7 +311,7 @@ var problemCases = []struct {
 		`15: pools[0].liveness[6].query: ends in a semicolon: remove it, the SQL becomes part of a statement`,
 	}},
 	{"source options", base("liveness:", "- {name: s, table: t, column: c, format: '{hax}', guard: trigger, allow_empty: yes, on_unparseable: skip}"), []string{
-		`9: pools[0].liveness[0].format: "{hax}" isn't a format: unknown placeholder {hax} at position 1: it can be {bytes}, {text}, {int}, {uuid}, {hex}, {HEX}, {base64}`,
+		`9: pools[0].liveness[0].format: "{hax}" isn't a format: unknown placeholder {hax} at position 1: it can be {bytes}, {text}, {int}, {uuid}, {hex}, {HEX}, {base64} or {*}`,
 		`9: pools[0].liveness[0].guard: "trigger" isn't known: want auto, foreign_key, settle or serial`,
 		`9: pools[0].liveness[0].allow_empty: want true or false, got a string`,
 		`9: pools[0].liveness[0].on_unparseable: "skip" isn't known: want abort or ignore`,

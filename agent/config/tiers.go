@@ -147,5 +147,10 @@ func (v value) format(into **blob.Format) {
 		v.fail("%s isn't a format%s", s.quote(), s.because(cmp.Or(errors.Unwrap(err), err)))
 		return
 	}
+	if !format.Simple() {
+		// Sources build their SQL from a prefix, a placeholder and a suffix.
+		v.fail("%s has slices or {*}, which a source can't use", s.quote())
+		return
+	}
 	*into = &format
 }
