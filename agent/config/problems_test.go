@@ -310,6 +310,10 @@ var problemCases = []struct {
 		`14: pools[0].liveness[5]: has neither table nor query: give table and column, or a query that returns one column`,
 		`15: pools[0].liveness[6].query: ends in a semicolon: remove it, the SQL becomes part of a statement`,
 	}},
+	{"formats of several parts", base("liveness:", "- {name: s, table: t, column: c, format: '{hex[0:2]}/{hex}'}", "- {name: u, table: t, column: d, format: '{*}/{hex}'}"), []string{
+		`9: pools[0].liveness[0].format: "{hex[0:2]}/{hex}" has several placeholders, slices or {*}: a source takes one placeholder and text around it`,
+		`10: pools[0].liveness[1].format: "{*}/{hex}" has several placeholders, slices or {*}: a source takes one placeholder and text around it`,
+	}},
 	{"source options", base("liveness:", "- {name: s, table: t, column: c, format: '{hax}', guard: trigger, allow_empty: yes, on_unparseable: skip}"), []string{
 		`9: pools[0].liveness[0].format: "{hax}" isn't a format: unknown placeholder {hax} at position 1: it can be {bytes}, {text}, {int}, {uuid}, {hex}, {HEX}, {base64} or {*}`,
 		`9: pools[0].liveness[0].guard: "trigger" isn't known: want auto, foreign_key, settle or serial`,

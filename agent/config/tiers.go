@@ -149,7 +149,7 @@ func (v value) format(into **blob.Format) {
 	}
 	if !format.Simple() {
 		// Sources build their SQL from a prefix, a placeholder and a suffix.
-		v.fail("%s has slices or {*}, which a source can't use", s.quote())
+		v.fail("%s has several placeholders, slices or {*}: a source takes one placeholder and text around it", s.quote())
 		return
 	}
 	*into = &format
