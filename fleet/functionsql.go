@@ -54,7 +54,7 @@ func callable(schema string, tiers []PinTier) []function {
 		},
 		{
 			name: "renew", args: "owner bytea, ttl interval", fallback: "'60 seconds'", returns: "bigint", volatility: "v",
-			body: fill(schema, renewBody, "{renewed}", renewedSQL(schema, "h.owner = renew.owner ORDER BY h.key", "lifetime", omit{})),
+			body: fill(schema, renewBody, "{renewed}", renewedSQL(schema, "h.owner = renew.owner ORDER BY h.key", renewalLock, "lifetime")),
 		},
 	}
 }

@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -56,13 +57,22 @@ func TestPinRenewRefused(t *testing.T) {
 		if renewed, err := fleet.PinRenew(t.Context(), conn, schema, "a", "me", ttl); renewed || err == nil {
 			t.Errorf("for %s: got %t and error %v", ttl, renewed, err)
 		}
-		if _, _, err := fleet.RenewOwners(t.Context(), conn, schema, []fleet.Owner{"me"}, ttl, 10); err == nil {
+		if _, err := fleet.RenewOwners(t.Context(), conn, schema, renewals("me"), ttl, 10); err == nil {
 			t.Errorf("all for %s: got no error", ttl)
 		}
 	}
 	// No table, no tolerance.
 	_, err := fleet.PinRenew(t.Context(), conn, "elsewhere", "a", "me", time.Minute)
 	code(t, err, pgdb.UndefinedTable)
+}
+
+// renewals are the owners, with their renewal due for ever.
+func renewals(owners ...fleet.Owner) []fleet.Renewal {
+	all := make([]fleet.Renewal, len(owners))
+	for i, owner := range owners {
+		all[i] = fleet.Renewal{Owner: owner, Due: math.MinInt64}
+	}
+	return all
 }
 
 // All pins of the owners are renewed, in batches of any size; those that have
@@ -91,9 +101,9 @@ func TestRenewOwners(t *testing.T) {
 	for _, batch := range []int{-1, 1, 2, 7, 1000} {
 		setUp()
 		before := hostNow(t, conn)
-		renewed, lost, err := fleet.RenewOwners(t.Context(), conn, schema, []fleet.Owner{"a", "", "a\x00"}, time.Hour, batch)
+		n, err := fleet.RenewOwners(t.Context(), conn, schema, renewals("a", "", "a\x00"), time.Hour, batch)
 		check(t, err)
-		equal(t, fmt.Sprint(renewed, lost), "32 3")
+		equal(t, n, fleet.Renewed{Renewed: 32, Lost: 3})
 		equal(t, sum(before, hostNow(t, conn), time.Hour), 31) // and one that is longer
 		equal(t, countPins(t, conn), 56)
 	}
@@ -102,27 +112,98 @@ func TestRenewOwners(t *testing.T) {
 	equal(t, ask[int](t, conn, "SELECT "+pgdb.Ident(schema)+".renew('a')"), 11)
 	equal(t, sum(before, hostNow(t, conn), time.Minute), 10)
 	equal(t, ask[int](t, conn, "SELECT "+pgdb.Ident(schema)+".renew('nobody', '1 h')"), 0)
-	renewed, lost, err := fleet.RenewOwners(t.Context(), conn, schema, nil, time.Hour, 10)
+	n, err := fleet.RenewOwners(t.Context(), conn, schema, nil, time.Hour, 10)
 	check(t, err)
-	equal(t, renewed+lost, 0)
+	equal(t, n, fleet.Renewed{})
+}
+
+// Lost is what was live when its renewal was due, for each owner its own time.
+func TestRenewOwnersCountsWhatWasLost(t *testing.T) {
+	t.Parallel()
+	_, conn := newPool(t)
+	for i, key := range keysNamed("k", 5) {
+		agedPin(t, conn, key, "a", past+blob.Instant(i))
+		agedPin(t, conn, key, "b", past+blob.Instant(i))
+	}
+	pinKey(t, conn, "live", "a", time.Minute)
+	owners := []fleet.Renewal{{Owner: "a", Due: past + 1}, {Owner: "b", Due: past + 3}}
+	for _, batch := range []int{1, 3, 100} {
+		n, err := fleet.RenewOwners(t.Context(), conn, schema, owners, time.Minute, batch)
+		check(t, err)
+		equal(t, n, fleet.Renewed{Renewed: 1, Lost: 4})
+	}
+}
+
+// Pins that somebody keeps locked are passed over, and cost no other its renewal.
+func TestRenewOwnersPassesOverTheLocked(t *testing.T) {
+	t.Parallel()
+	url, conn := newPool(t)
+	other := connect(t, url, pgdb.Timeouts{Lock: 10 * time.Millisecond})
+	for _, key := range keysNamed("k", 20) {
+		pinKey(t, conn, key, "me", time.Minute)
+	}
+	inTx(t, conn, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := fleet.CheckPins(ctx, tx, schema, []blob.Key{"k3", "k7", "k11", "k12"})
+		check(t, err)
+		for _, batch := range []int{1, 3, 16, 17, 100} {
+			n, err := fleet.RenewOwners(ctx, other, schema, renewals("me"), time.Hour, batch)
+			check(t, err)
+			equal(t, n, fleet.Renewed{Renewed: 16, Locked: 4})
+		}
+		return nil
+	})
+	equal(t, ask[int](t, conn, "SELECT count(*) FROM "+table+" WHERE expiry > "+pgdb.Now+" + 3000000000000"), 16)
 }
 
 // The counts of batches before an error are known.
 func TestRenewOwnersFails(t *testing.T) {
 	t.Parallel()
-	url, conn := newPool(t)
-	other := connect(t, url, pgdb.Timeouts{Lock: time.Millisecond})
+	_, conn := newPool(t)
 	for _, key := range []blob.Key{"a", "b", "c"} {
 		pinKey(t, conn, key, "me", time.Minute)
 	}
-	inTx(t, conn, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := fleet.CheckPins(ctx, tx, schema, []blob.Key{"c"})
-		check(t, err)
-		renewed, lost, err := fleet.RenewOwners(ctx, other, schema, []fleet.Owner{"me"}, time.Hour, 1)
-		code(t, err, pgdb.LockNotAvailable)
-		equal(t, fmt.Sprint(renewed, lost), "2 0")
+	pgtest.Exec(t, conn, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON `+table+` FOR EACH ROW WHEN (new.key = 'c') EXECUTE FUNCTION public.refuse()`)
+	n, err := fleet.RenewOwners(t.Context(), conn, schema, renewals("me"), time.Hour, 1)
+	code(t, err, "P0001")
+	equal(t, n, fleet.Renewed{Renewed: 2})
+}
+
+// A renewal is READ COMMITTED, whatever the role's default: a pin that was pinned
+// again while it waited is no conflict.
+func TestRenewOwnersIsReadCommitted(t *testing.T) {
+	t.Parallel()
+	url, conn := newPool(t)
+	other, observer := connect(t, url, patient), connect(t, url, patient)
+	pgtest.Exec(t, other, "SET default_transaction_isolation = 'repeatable read'")
+	pinKey(t, conn, "a", "me", time.Minute)
+	var done <-chan outcome
+	inTx(t, conn, func(_ context.Context, tx pgx.Tx) error {
+		pinKey(t, tx, "a", "me", 2*time.Minute)
+		done = start(func() (bool, error) {
+			n, err := fleet.RenewOwners(t.Context(), other, schema, renewals("me"), time.Hour, 10)
+			return n.Renewed == 1, err
+		})
+		equal(t, untilBlocked(t, observer, other, done), true)
 		return nil
 	})
+	told(t, <-done, true)
+}
+
+// The latest expiry is that of any pin.
+func TestLatestExpiry(t *testing.T) {
+	t.Parallel()
+	_, conn := newPool(t)
+	latest := func(schema string) string {
+		at, ok, err := fleet.LatestExpiry(t.Context(), conn, schema)
+		check(t, err)
+		return fmt.Sprint(int64(at), ok)
+	}
+	equal(t, latest(schema), "0 false")
+	equal(t, latest("elsewhere"), "0 false")
+	agedPin(t, conn, "a", "me", past+1)
+	agedPin(t, conn, "b", "me", past)
+	equal(t, latest(schema), fmt.Sprint(int64(past)+1, true))
 }
 
 // Two renewals of the same pins, each in another order of the owners, don't
@@ -137,11 +218,10 @@ func TestRenewOwnersOrder(t *testing.T) {
 	}
 	var done <-chan outcome
 	inTx(t, conn, func(ctx context.Context, tx pgx.Tx) error {
-		_, _, err := fleet.RenewOwners(ctx, tx, schema, []fleet.Owner{"a", "b"}, time.Hour, 30)
-		check(t, err)
+		check(t, fleet.RenewAll(ctx, tx, schema, renewals("a", "b"), time.Hour, 30))
 		done = start(func() (bool, error) {
-			renewed, _, err := fleet.RenewOwners(t.Context(), other, schema, []fleet.Owner{"b", "a"}, time.Hour, 40)
-			return renewed == 100, err
+			n, err := fleet.RenewOwners(t.Context(), other, schema, renewals("b", "a"), time.Hour, 40)
+			return n.Renewed == 100, err
 		})
 		equal(t, untilBlocked(t, observer, other, done), true)
 		return nil
