@@ -62,10 +62,14 @@ func (a *Agent) newPool(cfg config.Pool) (*Pool, error) {
 	switch {
 	case db.postgres != nil:
 		p.host, p.pace = &postgresHost{pool: p, db: db.postgres}, postgresPace.within(cfg.Limits.Batch)
+		p.hostClock = &hostClock{own: p.clock, log: p.log, schema: cfg.Schema, ttl: cfg.Pins.TTL}
 	case db.sqlite != nil:
 		p.host, p.pace = &sqliteHost{pool: p, db: db.sqlite}, sqlitePace.within(cfg.Limits.Batch)
 	default:
 		return nil, fmt.Errorf("pool %s: no tier of it stands in a database", cfg.Name)
+	}
+	if err := a.addRenewal(p); err != nil {
+		return nil, err
 	}
 	return p, a.addElsewhere(p)
 }

@@ -40,6 +40,9 @@ func (a *Agent) Run(ctx context.Context, stop <-chan struct{}) error {
 	for _, p := range a.pools {
 		d := daemon{pool: p, slots: slots, stop: stop}
 		group.Go(func() error { return d.run(ctx) })
+		if p.renewal != nil {
+			group.Go(func() error { return d.renewPins(ctx) })
+		}
 	}
 	err := group.Wait()
 	close(stopped)
@@ -163,10 +166,19 @@ func logReport(e *zerolog.Event, rep Report) *zerolog.Event {
 
 // sleep waits for dur on the pool's clock, less when the daemon stops.
 func (d *daemon) sleep(ctx context.Context, dur time.Duration) error {
+	ctx, end := d.running(ctx)
+	defer end()
+	if err := d.pool.clock.Sleep(ctx, dur); err != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// running returns a context that ends when the daemon stops, with errStopped as
+// its cause; end gives it back.
+func (d *daemon) running(ctx context.Context) (_ context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	done := make(chan struct{})
-	defer close(done)
 	go func() {
 		select {
 		case <-d.stop:
@@ -174,8 +186,8 @@ func (d *daemon) sleep(ctx context.Context, dur time.Duration) error {
 		case <-done:
 		}
 	}()
-	if err := d.pool.clock.Sleep(ctx, dur); err != nil {
-		return context.Cause(ctx)
+	return ctx, func() {
+		close(done)
+		cancel(nil)
 	}
-	return nil
 }

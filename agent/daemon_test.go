@@ -52,6 +52,9 @@ func newDaemon(t *testing.T, yaml string, opts agent.Options) *daemon {
 	d := &daemon{t: t, clock: newManualClock(), log: &logBuffer{}, ended: make(chan error, 1)}
 	opts.Clock, opts.Log = d.clock, d.log.logger()
 	d.agent = agentOf(t, yaml, opts)
+	for _, p := range d.agent.Pools() {
+		p.IgnoreClockJumps() // the real one goes on while the daemon's stands still
+	}
 	return d
 }
 

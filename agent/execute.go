@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/alkblobs/gc-agent/agent/config"
 	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/window"
 )
@@ -15,6 +16,9 @@ import (
 // and deletes what is dead. It ends when nothing is overdue as of the cutoff.
 func (s *sweep) execute(ctx context.Context) error {
 	if s.dry() {
+		if s.heldByClock() {
+			return nil
+		}
 		return s.preview(ctx)
 	}
 	if s.scanned() {
@@ -26,7 +30,7 @@ func (s *sweep) execute(ctx context.Context) error {
 			return errStopped
 		}
 		due, err := s.anythingDue(ctx)
-		if err != nil || !due {
+		if err != nil || !due || s.heldByClock() {
 			return err
 		}
 		if !asked {
@@ -53,6 +57,19 @@ func (s *sweep) execute(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// heldByClock says whether a jump of the host's clock keeps a pool that collects
+// from executing anything, and then notes it.
+func (s *sweep) heldByClock() bool {
+	if s.pool.hostClock == nil || s.pool.cfg.Mode != config.ModeEnforce {
+		return false
+	}
+	why := s.pool.hostClock.holdup()
+	if why != "" {
+		s.rep.Detail = fmt.Sprintf("%s: %s", why, errHeldUp)
+	}
+	return why != ""
 }
 
 func (s *sweep) anythingDue(ctx context.Context) (due bool, err error) {

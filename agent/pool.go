@@ -23,6 +23,8 @@ type Pool struct {
 	clock     Clock
 	log       zerolog.Logger
 	failures  failures
+	hostClock *hostClock // of a Postgres host, else nil
+	renewal   *renewal   // where the agent renews pins of the pool, else nil
 
 	mu   sync.Mutex
 	kind blob.Kind // of the keys; known once the tiers were resolved

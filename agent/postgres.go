@@ -70,10 +70,12 @@ func (s *postgresSession) Close(ctx context.Context) error {
 	return errors.Join(err, s.conn.Close(ctx))
 }
 
-// Now reads clock_timestamp().
-func (s *postgresSession) Now(ctx context.Context) (now blob.Instant, err error) {
-	err = s.conn.QueryRow(ctx, "SELECT "+pgdb.Now).Scan((*int64)(&now))
-	return now, err
+// Now reads clock_timestamp(), and notices when that has jumped.
+func (s *postgresSession) Now(ctx context.Context) (blob.Instant, error) {
+	if s.cfg.Mode != config.ModeEnforce {
+		return s.pool.hostClock.read(ctx, s.conn) // which executes nothing anyway
+	}
+	return s.pool.hostClock.readAndMeasure(ctx, s.conn)
 }
 
 // Consult resolves tiers and sources in one read-only transaction, so that they
@@ -178,11 +180,22 @@ func (s *postgresSession) MaxBatch() int { return s.maxBatch }
 const expiredPins = 10_000
 
 // Tidy removes pins that have run out. They protect nothing; they only take room.
+// Those that a jump of the clock has made run out show for how long it matters,
+// and those that the agent has failed to renew are still to be counted.
 func (s *postgresSession) Tidy(ctx context.Context) error {
-	return s.conn.InTx(ctx, pgdb.ReadWrite, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := fleet.DeleteExpired(ctx, tx, s.cfg.Schema, expiredPins)
-		return err
+	if s.pool.renewal != nil && s.pool.renewal.behind.Load() {
+		return nil
+	}
+	err := s.conn.InTx(ctx, pgdb.ReadWrite, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := fleet.DeleteExpired(ctx, tx, s.cfg.Schema, expiredPins); err != nil {
+			return err
+		}
+		return s.pool.hostClock.steady(ctx, tx)
 	})
+	if errors.Is(err, errHeldUp) {
+		return s.pool.hostClock.measure(ctx, s.conn)
+	}
+	return err
 }
 
 // Settle waits for open writers where a source of this database needs it.
@@ -224,8 +237,8 @@ type postgresTx struct {
 	tiers   tierSet[pgdb.Querier]
 }
 
-// Verify looks for the own lease in pg_locks and compares every table with what
-// was consulted, by OID.
+// Verify looks for the own lease in pg_locks, compares every table with what was
+// consulted, by OID, and sees whether the clock goes on as it did.
 func (t *postgresTx) Verify(ctx context.Context) error {
 	if err := t.session.lease.Verify(ctx, t.tx); err != nil {
 		return err
@@ -242,7 +255,17 @@ func (t *postgresTx) Verify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return changedError(append(changed, more...))
+	if err := changedError(append(changed, more...)); err != nil {
+		return err
+	}
+	clock := t.session.pool.hostClock
+	err = clock.steady(ctx, t.tx)
+	if errors.Is(err, errHeldUp) {
+		if unknown := clock.measure(ctx, t.tx); unknown != nil {
+			return unknown
+		}
+	}
+	return err
 }
 
 func (t *postgresTx) Window() deleteWindow {

@@ -124,7 +124,8 @@ const (
 // tx is what a batch may do, bound to one transaction.
 type tx interface {
 	// Verify fails unless the lease is held by this very session and every tier and
-	// source is still the object that was consulted.
+	// source is still the object that was consulted. It is errHeldUp where the host's
+	// clock has jumped.
 	Verify(ctx context.Context) error
 	Window() deleteWindow
 	batchTx

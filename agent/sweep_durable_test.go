@@ -250,6 +250,7 @@ func TestBatchLimits(t *testing.T) {
 				a.library(9)
 				// A clock that stands still leaves the pace alone.
 				p := a.poolWith(poolYAML{liveness: a.refs(), extra: "limits: {" + c.limits + "}"}, agent.Options{Clock: newStepClock()})
+				p.IgnoreClockJumps() // the real one goes on while this one stands still
 				sweep(t, p)
 				var done []int64
 				rep := sweepWith(t, p, agent.SweepOptions{Progress: func(g agent.Progress) {

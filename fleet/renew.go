@@ -190,13 +190,13 @@ func (r *renewing) passedOver(ctx context.Context, q pgdb.Querier, held int, mor
 	return max(0, n-held), err
 }
 
-// LatestExpiry returns the last instant at which any pin, live or not, expires;
-// false without a pin, and without the table. It reads them all.
-func LatestExpiry(ctx context.Context, q pgdb.Querier, schema string) (blob.Instant, bool, error) {
+// LatestExpiry returns the last expiry of any pin, live or not, that isn't after
+// the bound; false without such a pin, and without the table. It reads them all.
+func LatestExpiry(ctx context.Context, q pgdb.Querier, schema string, bound blob.Instant) (blob.Instant, bool, error) {
 	there, err := owntable.HasTable(ctx, q, schema, pinsTable)
 	var latest *int64
 	if err == nil && there {
-		err = q.QueryRow(ctx, "SELECT pg_catalog.max(expiry) FROM "+pgdb.Ident(schema, pinsTable)).Scan(&latest)
+		err = q.QueryRow(ctx, "SELECT pg_catalog.max(expiry) FROM "+pgdb.Ident(schema, pinsTable)+" WHERE expiry <= $1", int64(bound)).Scan(&latest)
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("read the latest expiry in %s: %w", pgdb.Ident(schema, pinsTable), err)

@@ -190,20 +190,23 @@ func TestRenewOwnersIsReadCommitted(t *testing.T) {
 	told(t, <-done, true)
 }
 
-// The latest expiry is that of any pin.
+// The latest expiry is that of any pin, up to the bound.
 func TestLatestExpiry(t *testing.T) {
 	t.Parallel()
 	_, conn := newPool(t)
-	latest := func(schema string) string {
-		at, ok, err := fleet.LatestExpiry(t.Context(), conn, schema)
+	latest := func(schema string, bound blob.Instant) string {
+		at, ok, err := fleet.LatestExpiry(t.Context(), conn, schema, bound)
 		check(t, err)
 		return fmt.Sprint(int64(at), ok)
 	}
-	equal(t, latest(schema), "0 false")
-	equal(t, latest("elsewhere"), "0 false")
+	equal(t, latest(schema, blob.MaxInstant), "0 false")
+	equal(t, latest("elsewhere", blob.MaxInstant), "0 false")
 	agedPin(t, conn, "a", "me", past+1)
 	agedPin(t, conn, "b", "me", past)
-	equal(t, latest(schema), fmt.Sprint(int64(past)+1, true))
+	equal(t, latest(schema, blob.MaxInstant), fmt.Sprint(int64(past)+1, true))
+	equal(t, latest(schema, past+1), fmt.Sprint(int64(past)+1, true))
+	equal(t, latest(schema, past), fmt.Sprint(int64(past), true))
+	equal(t, latest(schema, past-1), "0 false")
 }
 
 // Two renewals of the same pins, each in another order of the owners, don't

@@ -255,6 +255,44 @@ func TestSecondAgentLeavesAPostgresPoolAlone(t *testing.T) {
 	})
 }
 
+// A daemon that is told to stop renews the pins of its owners for long enough that
+// another one can take over.
+func TestStoppedDaemonLeavesPinsThatLast(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Database(t)
+	conn := pgtest.Connect(t, url)
+	pgtest.Exec(t, conn, appSchema)
+	dir := writeConfig(t, url, "0")
+	config := filepath.Join(dir, "config.yaml")
+	text, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = append(text, "    fleet: true\n    pins: {ttl: 30s, owners: [{name: me, alive: {always: true}}]}\n"...)
+	if err := os.WriteFile(config, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if p := start(t, dir, "schema", "ensure"); p.status() != 0 {
+		t.Fatalf("schema ensure failed\n%s", &p.out)
+	}
+	pgtest.Exec(t, conn, `SELECT gc_agent.pin('2'::bytea, 'me'::bytea, interval '60 seconds')`)
+	p := start(t, dir, "run")
+	p.until("the owner is asked", func() bool { return strings.Contains(p.out.String(), "the owner is alive") })
+	p.signal(syscall.SIGTERM)
+	if got := p.status(); got != 0 || !strings.Contains(p.out.String(), "pins are renewed for the time of an upgrade") {
+		t.Errorf("exit status %d, want 0 and the renewal to be told\n%s", got, &p.out)
+	}
+	var left float64
+	const query = `SELECT expiry / 1e9 - extract(epoch FROM clock_timestamp()) FROM gc_agent.gc_pins`
+	if err := conn.QueryRow(t.Context(), query).Scan(&left); err != nil || left < 200 || left > 330 {
+		t.Errorf("the pin lives for %f s, want about 330: %v", left, err)
+	}
+	var there bool
+	if err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM parts WHERE id = 2)`).Scan(&there); err != nil || !there {
+		t.Errorf("the pinned blob is gone: %v", err)
+	}
+}
+
 // leavesAlone runs commands while somebody has the pool's lease, and once it is
 // released.
 func leavesAlone(t *testing.T, dir string, release func(context.Context) error) {
