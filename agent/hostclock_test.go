@@ -336,3 +336,26 @@ func TestHostClockJumpsBeforeTidying(t *testing.T) {
 		})
 	}
 }
+
+// A reading that takes long shows nothing, and is repeated: a slow network is no
+// jump.
+func TestSlowReadingIsNoJump(t *testing.T) {
+	t.Parallel()
+	server := newMovedServer(t)
+	a := server.app(t, "slow")
+	a.library(4)
+	clock := &shiftedClock{}
+	// Time passes for both, after the agent's clock was read and before the host's is.
+	slow := before(func() {
+		server.ahead(5 * time.Second)
+		clock.shift(5 * time.Second)
+	}, "SELECT (extract(epoch FROM pg_catalog.clock_timestamp())")
+	opts := slow.options()
+	opts.Clock = clock
+	p := a.poolWith(poolYAML{liveness: a.refs()}, opts)
+	sweep(t, p)
+	slow.armed = true
+	if rep := sweep(t, p); rep.Deleted != 3 || rep.HeldUp() || !slow.done {
+		t.Errorf("%+v", rep)
+	}
+}
