@@ -17,7 +17,7 @@ VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unkno
 export CGO_ENABLED = 0
 
 .NOTPARALLEL:
-.PHONY: help build test lint fmt bench fuzz clean compiler faketime vet
+.PHONY: help build test lint fmt bench fuzz clean compiler faketime pooler vet
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ build: ## build the static binary bin/gc-agent
 	$(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/gc-agent ./cmd/gc-agent
 
 # exec, here and in bench: make sends SIGTERM to its own child alone, and a shell in between would end without passing it on.
-test: compiler faketime vet lint ## vet, lint, and run all tests with the race detector, beside a Postgres server of their own
+test: compiler faketime pooler vet lint ## vet, lint, and run all tests with the race detector, beside a Postgres server of their own
 	CGO_ENABLED=1 exec scripts/postgres run -- $(GO) test -race -timeout 18m ./...
 
 vet:
@@ -54,6 +54,10 @@ compiler:
 # A test moves the clock of a server of its own by this library.
 faketime:
 	@ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || scripts/apt-install libfaketime
+
+# A test starts PgBouncer; its package would start one, too.
+pooler:
+	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || scripts/apt-install pgbouncer
 
 $(LINT): PACKAGE = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
 $(FORMAT): PACKAGE = mvdan.cc/gofumpt@$(FORMAT_VERSION)

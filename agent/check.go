@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -53,6 +54,11 @@ func (p *Pool) Check(ctx context.Context) (check PoolCheck, err error) {
 		check.Findings.Add(finding.Misconfigured, p.cfg.Path+".liveness", "no liveness source is registered, so nothing is known to be dead")
 	}
 	session, _, err := p.host.open(ctx, inspect)
+	var bad *MisconfiguredError
+	if errors.As(err, &bad) {
+		check.Findings = append(check.Findings, bad.Findings...)
+		return check, nil
+	}
 	if err != nil {
 		return check, fmt.Errorf("open pool %s: %w", p.cfg.Name, err)
 	}

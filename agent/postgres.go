@@ -34,14 +34,28 @@ func (h *postgresHost) open(ctx context.Context, why purpose) (session, bool, er
 	}
 	s := &postgresSession{pool: h.pool, cfg: h.pool.cfg, db: h.db, conn: conn, dry: why.dry()}
 	if !why.leased() {
+		if err := fleet.CheckSession(conn); err != nil {
+			return nil, false, errors.Join(h.refusal(err), conn.Close(ctx))
+		}
 		return s, true, nil
 	}
 	lease, ok, err := fleet.SweepLockAcquire(ctx, conn, h.pool.cfg.Schema)
 	if err != nil || !ok {
-		return nil, false, errors.Join(err, conn.Close(ctx))
+		return nil, false, errors.Join(h.refusal(err), conn.Close(ctx))
 	}
 	s.lease = lease
 	return s, true, nil
+}
+
+// refusal makes a pooler a mistake in the configuration. It is one for whatever
+// purpose: what can't be swept should not look as if it could.
+func (h *postgresHost) refusal(err error) error {
+	if !errors.Is(err, fleet.ErrPooled) {
+		return err
+	}
+	bad := &MisconfiguredError{Pool: h.pool.cfg.Name}
+	bad.Findings.Add(finding.Misconfigured, h.pool.cfg.Path+".database", "database %s: %v", h.pool.cfg.Host, fleet.ErrPooled)
+	return bad
 }
 
 // postgresSession is the lease on a Postgres host.

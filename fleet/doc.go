@@ -34,8 +34,12 @@
 // next; only the commit on the same session does.
 //
 // The connection is therefore one that nobody shares, pools or recycles, without
-// an idle timeout, with TCP keepalives, so that the server learns within about a
-// minute when the agent's host is gone. Behind a pooler that gives each transaction
+// an idle timeout. A lease is freed when the server learns that its session's client
+// is gone. Of a process that was killed it learns within two seconds, also in the
+// middle of a statement (client_connection_check_interval; on a server whose system
+// hasn't got it, when the statement ends). Of a host or a network that fell silent it
+// learns within a minute, by TCP keepalives where nothing is under way and by
+// tcp_user_timeout where something is. Behind a pooler that gives each transaction
 // whichever session is free, a session lock would belong to nobody: Acquire sees
 // that it isn't talking to the session it was introduced to, and refuses.
 //

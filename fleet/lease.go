@@ -16,6 +16,10 @@ import (
 // committed must be rolled back.
 var ErrLeaseLost = errors.New("the sweep lease is lost")
 
+// ErrPooled says that a connection leads to a pooler, in whichever mode.
+var ErrPooled = errors.New("the connection goes through a pooler, where a lock of the session can't be relied on, whatever the pooler's mode: " +
+	"give the agent a URL that leads to the Postgres server itself, past the pooler")
+
 const releaseTimeout = 5 * time.Second
 
 // Lease is the exclusive right to sweep the pool of a schema, for as long as the
@@ -64,10 +68,13 @@ func (id leaseID) leave() {
 // included. The lease lives on conn, which should do the sweep's deletes too and
 // must not be shared; closing it ends the lease. After an error it isn't held.
 //
-// A connection through a pooler is refused: the next statement may run on another
-// session than the one that has the lock.
+// A connection through a pooler is refused with ErrPooled: the next statement may
+// run on another session than the one that has the lock.
 func SweepLockAcquire(ctx context.Context, conn *pgdb.Conn, schema string) (*Lease, bool, error) {
 	l := &Lease{id: leaseID{conn: conn.Conn, key: leaseKey(schema)}, schema: schema}
+	if err := CheckSession(conn); err != nil {
+		return nil, false, fmt.Errorf("acquire sweep lease of schema %s: %w", pgdb.Ident(schema), err)
+	}
 	if !l.id.enter() {
 		return nil, false, nil
 	}
@@ -88,15 +95,16 @@ func SweepLockAcquire(ctx context.Context, conn *pgdb.Conn, schema string) (*Lea
 // leaseKey is where the agents that sweep one schema of one database meet.
 func leaseKey(schema string) int64 { return lockID("sweep lease", schema) }
 
+// CheckSession returns ErrPooled for a connection that can't have a lease. It asks
+// nobody.
+func CheckSession(conn *pgdb.Conn) error {
+	if conn.Pooled() {
+		return ErrPooled
+	}
+	return nil
+}
+
 func (l *Lease) lock(ctx context.Context) (held bool, err error) {
-	var pid uint32
-	if err := l.id.conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()").Scan(&pid); err != nil {
-		return false, err
-	}
-	if pid != l.id.conn.PgConn().PID() {
-		return false, errors.New("the connection goes through a pooler, where a lock of the session can't be relied on: " +
-			"give the agent a URL that leads to the Postgres server itself")
-	}
 	err = l.id.conn.QueryRow(ctx, "SELECT pg_catalog.pg_try_advisory_lock($1)", l.id.key).Scan(&held)
 	return held, err
 }

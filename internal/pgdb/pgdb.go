@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,8 +26,9 @@ type Querier interface {
 }
 
 // Timeouts bound what the agent may cost the application. They are set on every
-// connection and again, with SET LOCAL, in every transaction, so that neither a
-// pooler nor a role's defaults can lift them. Milliseconds are the resolution.
+// connection that has no pooler behind it, and again, with SET LOCAL, in every
+// transaction, so that neither a pooler nor a role's defaults can lift them.
+// Milliseconds are the resolution.
 type Timeouts struct {
 	Lock      time.Duration // waiting for one lock
 	Statement time.Duration // one statement
@@ -45,10 +45,6 @@ const (
 	connectTimeout  = 10 * time.Second
 	rollbackTimeout = 5 * time.Second
 	maxConns        = 4
-	// A peer that vanished without a word is noticed within about a minute.
-	keepaliveIdle     = 30 * time.Second
-	keepaliveInterval = 10 * time.Second
-	keepaliveCount    = 3
 )
 
 // DB is one Postgres database that the agent works in.
@@ -71,12 +67,17 @@ func Open(url string, opts Options) (*DB, error) {
 	cfg.MaxConns = maxConns
 	cfg.ConnConfig.ConnectTimeout = connectTimeout
 	cfg.ConnConfig.Tracer = opts.Tracer
-	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
-		Enable: true, Idle: keepaliveIdle, Interval: keepaliveInterval, Count: keepaliveCount,
-	}}
-	cfg.ConnConfig.DialFunc = dialer.DialContext
+	cfg.ConnConfig.DialFunc = dialer().DialContext
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		return configureSession(ctx, conn, opts.Timeouts)
+		pooled, err := isPooled(ctx, conn)
+		if err != nil || pooled {
+			// What is set on a pooler's session stays there, for whoever gets it next.
+			return err
+		}
+		if err := configureSession(ctx, conn, opts.Timeouts); err != nil {
+			return err
+		}
+		return configurePeer(ctx, conn)
 	}
 	return &DB{cfg: cfg, timeouts: opts.Timeouts}, nil
 }
@@ -227,6 +228,10 @@ func configureTx(ctx context.Context, tx pgx.Tx, t Timeouts) error {
 	return nil
 }
 
+// unprepared has a statement leave nothing behind on the server that a later one
+// needs: a pooler may give that one another session.
+const unprepared = pgx.QueryExecModeExec
+
 // configureSession sets the limits by statements, not by startup parameters,
 // which poolers refuse with an error that nobody understands.
 func configureSession(ctx context.Context, conn *pgx.Conn, t Timeouts) error {
@@ -236,16 +241,34 @@ func configureSession(ctx context.Context, conn *pgx.Conn, t Timeouts) error {
 		pg_catalog.set_config('idle_in_transaction_session_timeout', $3, false),
 		pg_catalog.set_config('idle_session_timeout', '0', false),
 		pg_catalog.set_config('quote_all_identifiers', 'off', false),
-		pg_catalog.set_config('client_encoding', 'UTF8', false),
-		pg_catalog.set_config('tcp_keepalives_idle', $4, false),
-		pg_catalog.set_config('tcp_keepalives_interval', $5, false),
-		pg_catalog.set_config('tcp_keepalives_count', $6, false)`
-	_, err := conn.Exec(ctx, set, ms(t.Lock), ms(t.Statement), ms(t.Idle),
-		strconv.Itoa(int(keepaliveIdle.Seconds())), strconv.Itoa(int(keepaliveInterval.Seconds())), strconv.Itoa(keepaliveCount))
-	if err != nil {
+		pg_catalog.set_config('client_encoding', 'UTF8', false)`
+	if _, err := conn.Exec(ctx, set, unprepared, ms(t.Lock), ms(t.Statement), ms(t.Idle)); err != nil {
 		return fmt.Errorf("set the connection's limits: %w", err)
 	}
 	return nil
+}
+
+// pooledKey is where a connection remembers what isPooled found.
+const pooledKey = "gc-agent pooled"
+
+// isPooled finds out whether a pooler stands in between: the server's process isn't
+// the one that introduced itself.
+func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	var pid uint32
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()", unprepared).Scan(&pid); err != nil {
+		return false, fmt.Errorf("ask for the server's process: %w", err)
+	}
+	pooled := pid != conn.PgConn().PID()
+	conn.PgConn().CustomData()[pooledKey] = pooled
+	return pooled, nil
+}
+
+// Pooled says whether a pooler stands between the connection and the server. What
+// belongs to a session, such as a lock, can't be relied on then, whichever mode the
+// pooler is in.
+func (c *Conn) Pooled() bool {
+	pooled, known := c.PgConn().CustomData()[pooledKey].(bool)
+	return pooled || !known
 }
 
 // ms is never 0 for a positive duration: 0 would mean no limit at all.
@@ -270,6 +293,7 @@ const (
 	UndefinedTable        = "42P01"
 	LockNotAvailable      = "55P03"
 	QueryCanceled         = "57014"
+	InvalidParameterValue = "22023"
 )
 
 // Code returns err's SQLSTATE, or "" when it isn't an error of the server's.
