@@ -331,6 +331,7 @@ func (s *sweep) goBack(b batch) ([]window.Row, error) {
 
 // account counts a batch that was committed.
 func (s *sweep) account(b batch) {
+	s.nameLocked(b)
 	for i, v := range b.verdicts {
 		if v.cause == causeLeft {
 			continue
@@ -346,6 +347,24 @@ func (s *sweep) account(b batch) {
 		s.decided(key, v)
 	}
 	s.progress("execute", s.rep.Overdue)
+}
+
+// nameLocked names the first key of the batch that somebody has locked: one that is
+// locked for ever is tried for ever, and somebody ought to know. One line a batch,
+// since whoever pins very many keys at once locks them all.
+func (s *sweep) nameLocked(b batch) {
+	locked, first := 0, 0
+	for i, v := range b.verdicts {
+		if v.cause == causeLocked {
+			if locked++; locked == 1 {
+				first = i
+			}
+		}
+	}
+	if locked > 0 {
+		s.log.Info().Str("key", s.pool.display(b.rows[first].Key)).Int("locked", locked).Str("detail", b.verdicts[first].why).
+			Msg("locked by somebody; the next sweep tries again")
+	}
 }
 
 // preview decides about the overdue without locking or writing anything.

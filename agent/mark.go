@@ -160,7 +160,12 @@ func (s *sweep) arbitrate(ctx context.Context, tx tx, keys []blob.Key) ([]verdic
 	if err != nil || len(s.elsewhere) == 0 {
 		return verdicts, err
 	}
-	for _, o := range slices.Concat(s.elsewhere, s.elsewhere[:len(s.elsewhere)-1]) {
+	once := s.pool.without.AskAgain
+	round := s.elsewhere
+	if !once {
+		round = slices.Concat(s.elsewhere, s.elsewhere[:len(s.elsewhere)-1])
+	}
+	for _, o := range round {
 		err := again(keys, verdicts, func(dead []blob.Key) ([]verdict, error) {
 			answers, err := o.Answers(ctx, dead)
 			return foldAnswers(answers, o.Infos()), err
@@ -168,6 +173,9 @@ func (s *sweep) arbitrate(ctx context.Context, tx tx, keys []blob.Key) ([]verdic
 		if err != nil {
 			return nil, err
 		}
+	}
+	if once {
+		return verdicts, nil
 	}
 	return verdicts, again(keys, verdicts, func(dead []blob.Key) ([]verdict, error) { return tx.Arbitrate(ctx, dead) })
 }

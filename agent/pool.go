@@ -25,6 +25,7 @@ type Pool struct {
 	failures  failures
 	hostClock *hostClock // of a Postgres host, else nil
 	renewal   *renewal   // where the agent renews pins of the pool, else nil
+	without   omit
 
 	mu   sync.Mutex
 	kind blob.Kind // of the keys; known once the tiers were resolved

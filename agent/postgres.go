@@ -214,7 +214,7 @@ func (s *postgresSession) Tidy(ctx context.Context) error {
 
 // Settle waits for open writers where a source of this database needs it.
 func (s *postgresSession) Settle(ctx context.Context, sleep sleepFunc) (string, error) {
-	if !s.sources.NeedsSettle() {
+	if !s.sources.NeedsSettle() || s.pool.without.Settle {
 		return "", nil
 	}
 	return liveness.SettlePostgres(ctx, s.conn, s.cfg.Limits.SettleTimeout, sleep)
@@ -254,8 +254,10 @@ type postgresTx struct {
 // Verify looks for the own lease in pg_locks, compares every table with what was
 // consulted, by OID, and sees whether the clock goes on as it did.
 func (t *postgresTx) Verify(ctx context.Context) error {
-	if err := t.session.lease.Verify(ctx, t.tx); err != nil {
-		return err
+	if !t.session.pool.without.Lease {
+		if err := t.session.lease.Verify(ctx, t.tx); err != nil {
+			return err
+		}
 	}
 	var prints []pgdb.Fingerprint
 	for _, tier := range t.session.tiers {
@@ -287,6 +289,9 @@ func (t *postgresTx) Window() deleteWindow {
 }
 
 func (t *postgresTx) Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error) {
+	if without := t.session.pool.without; without.RowLocks || without.LocksFirst {
+		return t.tiers.look(ctx, t.tx, keys)
+	}
 	holds, err := t.tiers.lock(ctx, t.tx, keys)
 	if errors.Is(err, postgres.ErrTableHeld) {
 		err = fmt.Errorf("%w; %w", err, errHeldUp)
@@ -355,7 +360,7 @@ type askedSources struct {
 
 // Unreferenced asks them all in one statement.
 func (a *askedSources) Unreferenced(ctx context.Context, q pgdb.Querier, keys []blob.Key) ([]bool, error) {
-	answers, err := a.session.sources.Answers(ctx, q, keys)
+	answers, err := a.session.answers(ctx, q, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -369,6 +374,14 @@ func (a *askedSources) Unreferenced(ctx context.Context, q pgdb.Querier, keys []
 
 // Delete deletes inside a savepoint, which an error rolls back to.
 func (t *postgresTx) Delete(ctx context.Context, keys []blob.Key) (deleted []blob.Deletion, err error) {
+	switch without := t.session.pool.without; {
+	case without.OneSession:
+		return t.deleteOnAnother(ctx, keys)
+	case without.LocksFirst:
+		if _, err := t.tiers.lock(ctx, t.tx, keys); err != nil {
+			return nil, err
+		}
+	}
 	err = pgx.BeginFunc(ctx, t.tx, func(sub pgx.Tx) error {
 		deleted, err = t.tiers.delete(ctx, sub, keys)
 		return err
