@@ -91,13 +91,20 @@ func arbitrate(ctx context.Context, tx pgx.Tx, schema string, keys []blob.Key, s
 	if without.PinRows {
 		check = LivePins
 	}
+	var unreferenced []bool
+	if without.PinsFirst {
+		if unreferenced, err = askSources(ctx, tx, sources, keys); err != nil {
+			return nil, err
+		}
+	}
 	pins, err := check(ctx, tx, schema, keys)
 	if err != nil {
 		return nil, err
 	}
-	unreferenced, err := askSources(ctx, tx, sources, keys)
-	if err != nil {
-		return nil, err
+	if !without.PinsFirst {
+		if unreferenced, err = askSources(ctx, tx, sources, keys); err != nil {
+			return nil, err
+		}
 	}
 	verdicts := make([]Verdict, len(keys))
 	for i := range keys {
@@ -117,7 +124,7 @@ func lockKeys(ctx context.Context, tx pgx.Tx, schema string, keys []blob.Key, wi
 	case without.PoolLock:
 		return lockEach(ctx, tx, schema, keys)
 	default:
-		return LockKeys(ctx, tx, schema, keys)
+		return lockKeysOmitting(ctx, tx, schema, keys, without)
 	}
 }
 

@@ -37,7 +37,7 @@ func FunctionsDDL(schema string, tiers []PinTier) []string {
 
 func functionsDDL(schema string, tiers []PinTier, without omit) []string {
 	var ddl []string
-	for _, f := range functions(schema, tiers) {
+	for _, f := range functions(schema, tiers, without) {
 		ddl = append(ddl, f.create(schema), f.revoke(schema))
 	}
 	if !without.CommitCheck {
@@ -49,7 +49,7 @@ func functionsDDL(schema string, tiers []PinTier, without omit) []string {
 // PinGrants returns the statements by which a role may pin.
 func PinGrants(schema, role string) []string {
 	grants := []string{"GRANT USAGE ON SCHEMA " + pgdb.Ident(schema) + " TO " + pgdb.Ident(role)}
-	for _, f := range callable(schema, nil) {
+	for _, f := range callable(schema, nil, omit{}) {
 		grants = append(grants, "GRANT EXECUTE ON FUNCTION "+f.identity(schema)+" TO "+pgdb.Ident(role))
 	}
 	return grants
@@ -107,7 +107,7 @@ func missingFunctions(ctx context.Context, q pgdb.Querier, schema string, tiers 
 		return nil, err
 	}
 	var ddl []string
-	for _, f := range functions(schema, tiers) {
+	for _, f := range functions(schema, tiers, omit{}) {
 		described, exists := there[f.name+"("+f.args+")"]
 		if !slices.Equal(described, f.describe()) {
 			ddl = append(ddl, f.create(schema))

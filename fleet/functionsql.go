@@ -17,7 +17,7 @@ const mostKeyLocks = 500
 const maxOwnerLen = 1000
 
 // functions returns everything that FunctionsDDL makes, helpers first.
-func functions(schema string, tiers []PinTier) []function {
+func functions(schema string, tiers []PinTier, without omit) []function {
 	helpers := []function{{
 		name: "pin_expired", returns: "trigger", volatility: "v", body: fill(schema, pinExpiredBody),
 	}}
@@ -29,16 +29,20 @@ func functions(schema string, tiers []PinTier) []function {
 			break
 		}
 	}
-	return append(helpers, callable(schema, tiers)...)
+	return append(helpers, callable(schema, tiers, without)...)
 }
 
 // callable returns the functions that applications call.
-func callable(schema string, tiers []PinTier) []function {
+func callable(schema string, tiers []PinTier, without omit) []function {
 	var look, lookAll strings.Builder
 	for _, t := range tiers {
 		table, column := t.Table, "t."+pgdb.Ident(t.KeyColumn)
-		fmt.Fprintf(&look, lookSQL, table, column, native(schema, t.Kind, "pin.key"))
-		fmt.Fprintf(&lookAll, lookAllSQL, native(schema, t.Kind, "k"), table, column)
+		lock, lockAll := " FOR KEY SHARE", " FOR KEY SHARE OF t"
+		if without.BlobRow {
+			lock, lockAll = "", ""
+		}
+		fmt.Fprintf(&look, lookSQL, table, column, native(schema, t.Kind, "pin.key"), lock)
+		fmt.Fprintf(&lookAll, lookAllSQL, native(schema, t.Kind, "k"), table, column, lockAll)
 	}
 	return []function{
 		{
@@ -116,7 +120,7 @@ END
 
 // lookSQL keeps the row from being deleted, by whomever, until the transaction
 // ends.
-const lookSQL = `	PERFORM FROM %s AS t WHERE %s = %s FOR KEY SHARE;
+const lookSQL = `	PERFORM FROM %s AS t WHERE %s = %s%s;
 	there := there OR FOUND;
 `
 
@@ -157,7 +161,7 @@ END
 
 const lookAllSQL = `	there := there || ARRAY(
 		SELECT w.k FROM (SELECT k, %s AS native FROM unnest(sorted) AS k) w
-		JOIN %s AS t ON %s = w.native ORDER BY w.k FOR KEY SHARE OF t);
+		JOIN %s AS t ON %s = w.native ORDER BY w.k%s);
 `
 
 // A time to live below a microsecond can't be written, and one without end would

@@ -45,6 +45,10 @@ func keyLockSQL(schema, key string) string {
 // one that isn't READ COMMITTED, where that isn't so, is refused. After an error
 // nothing is known of any key. MaxBatch says for how many keys the server has room.
 func LockKeys(ctx context.Context, tx pgx.Tx, schema string, keys []blob.Key) ([]bool, error) {
+	return lockKeysOmitting(ctx, tx, schema, keys, omit{})
+}
+
+func lockKeysOmitting(ctx context.Context, tx pgx.Tx, schema string, keys []blob.Key, without omit) ([]bool, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
@@ -55,7 +59,7 @@ func LockKeys(ctx context.Context, tx pgx.Tx, schema string, keys []blob.Key) ([
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("lock pool of schema %s: %w", pgdb.Ident(schema), err)
-	case isolation != "read committed":
+	case isolation != "read committed" && !without.Isolation:
 		return nil, fmt.Errorf("lock pool of schema %s: the transaction is %s, not read committed", pgdb.Ident(schema), isolation)
 	case !pool:
 		return make([]bool, len(keys)), nil

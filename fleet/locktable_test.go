@@ -67,6 +67,44 @@ func TestLockTableManyKeys(t *testing.T) {
 	equal(t, countPins(t, observer), 20_000)
 }
 
+// No row and no lock is everybody's: while many transactions hold what they have
+// pinned, each its own keys and all of them one that they share, none waits for another.
+// Whoever had to wait would fail at once.
+func TestNoSharedHotRow(t *testing.T) {
+	t.Parallel()
+	url, observer := newPool(t)
+	putBlob(t, observer, "shared")
+	const writers = 30
+	all := make(chan int)
+	errs := make([]error, writers)
+	var pinned, wg sync.WaitGroup
+	pinned.Add(writers)
+	for i := range errs {
+		conn := connect(t, url, pgdb.Timeouts{Lock: time.Millisecond})
+		wg.Go(func() {
+			errs[i] = conn.InTx(t.Context(), pgdb.ReadWrite, func(ctx context.Context, tx pgx.Tx) error {
+				owner := []byte(fmt.Sprint("owner ", i))
+				_, err := call[bool](ctx, tx, pinOne, []byte("shared"), owner, time.Minute)
+				if err == nil {
+					_, err = call[[]bool](ctx, tx, pinAll, pgdb.Bytes(keysNamed(fmt.Sprint(i, "."), 10)), owner, time.Minute)
+				}
+				if err == nil {
+					_, err = call[int64](ctx, tx, "renew($1::bytea)", owner)
+				}
+				pinned.Done()
+				<-all // nobody has committed before the last one has pinned
+				return err
+			})
+		})
+	}
+	pinned.Wait()
+	equal(t, countPins(t, observer), 0)
+	close(all)
+	wg.Wait()
+	check(t, errors.Join(errs...))
+	equal(t, countPins(t, observer), writers*11)
+}
+
 // exhausting says that this is the test's process of its own, on a server whose
 // lock table no other test needs.
 const exhausting = "GC_AGENT_TEST_EXHAUST_LOCK_TABLE"

@@ -2,6 +2,9 @@ package fleet_test
 
 import (
 	"context"
+	"flag"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -11,9 +14,21 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/alkblobs/gc-agent/internal/pgdb"
+	"github.com/alkblobs/gc-agent/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain wants, once all tests have run, that every switch has lost a blob.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		whole := flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.list").Value.String() == "" &&
+			flag.Lookup("test.skip").Value.String() == "" && os.Getenv(pgtest.Variable) != ""
+		if names := unraced(); code == 0 && whole && len(names) > 0 {
+			fmt.Fprintf(os.Stderr, "no race has lost its blob without %v\n", names)
+			code = 1
+		}
+		os.Exit(code)
+	}))
+}
 
 const schema = `Gc "Agent"`
 

@@ -9,4 +9,7 @@ type omit struct {
 	PinRows     bool // arbitration reads pins without locking their rows
 	RenewalLock bool // a renewal reads the clock before it has locked its rows
 	CommitCheck bool // a pin may have expired when it commits
+	BlobRow     bool // pin looks for the blob without locking its row
+	PinsFirst   bool // arbitration asks the sources before it reads the pins
+	Isolation   bool // arbitration decides under any isolation level
 }

@@ -2,6 +2,8 @@ package fleet_test
 
 import (
 	"context"
+	"reflect"
+	"sync"
 	"testing"
 	"time"
 
@@ -76,11 +78,31 @@ func bothWays(t *testing.T, without fleet.Omit, race func(t *testing.T, without 
 	}{"protected": {fleet.Omit{}, false}, "unprotected": {without, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := race(t, c.omit); got != c.lost {
+			got := race(t, c.omit)
+			if got != c.lost {
 				t.Errorf("the blob is lost: %t, want %t", got, c.lost)
+			}
+			if got && c.lost {
+				raced.Store(without, true)
 			}
 		})
 	}
+}
+
+// raced are the switches by which a race has lost its blob.
+var raced sync.Map
+
+// unraced returns the switches by which none has.
+func unraced() (names []string) {
+	switches := reflect.TypeFor[fleet.Omit]()
+	for i := range switches.NumField() {
+		var without fleet.Omit
+		reflect.ValueOf(&without).Elem().Field(i).SetBool(true)
+		if _, ok := raced.Load(without); !ok {
+			names = append(names, switches.Field(i).Name)
+		}
+	}
+	return names
 }
 
 // upload is a writer that pins, looks, uploads if need be, and commits.
@@ -288,5 +310,112 @@ func TestRacePinOutlived(t *testing.T) {
 		}
 		a.arbitrateAndDelete(t, fleet.Omit{}, func() {})
 		return a.lost(t, done)
+	})
+}
+
+// A writer whose snapshot is older than the delete still sees the blob. Pinning it
+// locks its row, which finds that out.
+func TestRaceOldSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		for name, keys := range map[string][]blob.Key{"pin": {raceKey}, "pin of several": {raceKey, "k1", "k2"}} {
+			t.Run(string(level)+", "+name, func(t *testing.T) {
+				t.Parallel()
+				bothWays(t, fleet.Omit{BlobRow: true}, func(t *testing.T, without fleet.Omit) bool {
+					a := newArena(t)
+					for _, statement := range fleet.FunctionsDDLOmitting(schema, []fleet.PinTier{tier}, without) {
+						pgtest.Exec(t, a.observer, statement)
+					}
+					writer := connect(t, a.url, patient)
+					tx, err := writer.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+					check(t, err)
+					equal(t, hasBlob(t, tx, raceKey), true) // its snapshot is taken
+					a.arbitrateAndDelete(t, fleet.Omit{}, func() {})
+					there, err := pinned(t.Context(), tx, keys)
+					if err == nil {
+						err = tx.Commit(t.Context())
+					}
+					return a.lost(t, outcome{there, err})
+				})
+			})
+		}
+	}
+}
+
+// pinned pins keys, by one call or the other, and says whether the first one's blob is
+// there.
+func pinned(ctx context.Context, q pgdb.Querier, keys []blob.Key) (bool, error) {
+	if len(keys) == 1 {
+		return call[bool](ctx, q, pinOne, []byte(keys[0]), []byte("me"), time.Minute)
+	}
+	all, err := call[[]bool](ctx, q, pinAll, pgdb.Bytes(keys), []byte("me"), time.Minute)
+	return err == nil && all[0], err
+}
+
+// A writer replaces its pin by a reference, in one transaction, while the sweep reads
+// one after the other.
+func TestRacePinBecomesReference(t *testing.T) {
+	t.Parallel()
+	bothWays(t, fleet.Omit{PinsFirst: true}, func(t *testing.T, without fleet.Omit) bool {
+		a := newArena(t)
+		writer := connect(t, a.url, patient)
+		equal(t, pinKey(t, writer, raceKey, "me", time.Hour), true)
+		moved := false
+		move := func() {
+			moved = true
+			inTx(t, writer, func(ctx context.Context, tx pgx.Tx) error {
+				pgtest.Exec(t, tx, `INSERT INTO public.refs VALUES ($1)`, string(raceKey))
+				_, err := call[bool](ctx, tx, "unpin($1::bytea, $2::bytea)", []byte(raceKey), []byte("me"))
+				return err
+			})
+		}
+		inTx(t, a.sweep, func(_ context.Context, tx pgx.Tx) error {
+			// The second query locks the pins, or, where the sources come first, asks them;
+			// the third is before what comes after either.
+			hooked := &hookedTx{Tx: tx, at: 3, fn: move}
+			if without == (fleet.Omit{}) {
+				// The pins' rows are locked by then: the writer would wait for the end.
+				hooked.at = 2
+			}
+			a.deleteIfDead(t, hooked, without)(func() {})
+			return nil
+		})
+		return moved && !hasBlob(t, a.observer, raceKey)
+	})
+}
+
+// A sweep whose transaction isn't READ COMMITTED, as the role's default may be, has a
+// snapshot that is older than its locks. It refuses to decide; and what begins the
+// agent's transactions doesn't let it come to that.
+func TestRaceDefaultIsolation(t *testing.T) {
+	t.Parallel()
+	bothWays(t, fleet.Omit{Isolation: true}, func(t *testing.T, without fleet.Omit) bool {
+		a := newArena(t)
+		pgtest.Exec(t, a.sweep, `SET default_transaction_isolation = 'repeatable read'`)
+		refer := func() { pgtest.Exec(t, a.observer, `INSERT INTO public.refs VALUES ($1)`, string(raceKey)) }
+		tx, err := a.sweep.Begin(t.Context())
+		check(t, err)
+		equal(t, hasBlob(t, tx, raceKey), true) // its snapshot is taken
+		refer()
+		verdicts, err := fleet.ArbitrateOmitting(t.Context(), tx, schema, []blob.Key{raceKey}, refs{}, without)
+		if without == (fleet.Omit{}) {
+			if err == nil {
+				t.Errorf("it has decided: %v", verdicts)
+			}
+			check(t, tx.Rollback(t.Context()))
+			pgtest.Exec(t, a.observer, `DELETE FROM public.refs`)
+			inTx(t, a.sweep, func(_ context.Context, tx pgx.Tx) error {
+				equal(t, hasBlob(t, tx, raceKey), true)
+				refer()
+				a.deleteIfDead(t, tx, without)(func() {})
+				return nil
+			})
+		} else {
+			check(t, err)
+			equal(t, verdicts[0].Decision, fleet.Dead)
+			pgtest.Exec(t, tx, `DELETE FROM public."Blobs" WHERE "Id" = $1`, string(raceKey))
+			check(t, tx.Commit(t.Context()))
+		}
+		return !hasBlob(t, a.observer, raceKey)
 	})
 }
