@@ -11,6 +11,7 @@ func (p *Pool) IgnoreClockJumps() {
 		p.hostClock.blind = true
 	}
 }
+
 type Omit = omit
 
 // Omit leaves protections out of the sweeps that follow.

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-var pages = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md", "docs/pins.md"}
+var pages = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md", "docs/pins.md", "docs/races.md"}
 
 var (
 	linkRE    = regexp.MustCompile(`\]\(([^)\s]+)\)`)

@@ -186,6 +186,8 @@ func (r *pgResolver) checkForeignKeys(sources []pgSource) {
 			continue
 		case fk.direct && s.value != 0 && s.format.Placeholder() != 0 && !s.verbatim():
 			r.found.Add(finding.Misconfigured, s.Path+".format", "by foreign key %s the values of %s.%s are keys as they are; leave format out", fk.constraint, s.rel, s.col.Name)
+		case r.opts.without.HeldRows:
+			continue
 		case s.Where != "" && slices.Contains([]string{"c", "n", "d"}, fk.onDelete):
 			r.found.Add(finding.Misconfigured, s.Path+".where", "foreign key %s takes its rows along when a blob goes (ON DELETE CASCADE, SET NULL or SET DEFAULT), "+
 				"those that where leaves out too; make it ON DELETE NO ACTION or RESTRICT, or leave where out", fk.constraint)

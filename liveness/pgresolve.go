@@ -29,6 +29,16 @@ type Options struct {
 	// role lacks, joined for one line. It is asked about a source whose SQL the
 	// server refuses to read. Nil, and "", say nothing.
 	Denied func(ctx context.Context, src Source) string
+
+	without omit
+}
+
+// omit leaves protections out. Only tests set any of it, to show that each protection
+// is what stands between its race and a lost blob.
+type omit struct {
+	// HeldRows: where decides of a row that a foreign key holds as of any other, and may
+	// stand beside ON DELETE CASCADE, SET NULL and SET DEFAULT.
+	HeldRows bool
 }
 
 // ResolvePostgres looks the sources up in the catalogue of the database that q
