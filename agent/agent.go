@@ -31,6 +31,7 @@ type Agent struct {
 	opts      Options
 	pools     []*Pool
 	databases databases
+	slots     chan struct{} // a sweep each
 }
 
 // sqliteBusy is how long one attempt waits for another writer.
@@ -42,7 +43,7 @@ func New(cfg *config.Validated, opts Options) (*Agent, error) {
 	if opts.Clock == nil {
 		opts.Clock = SystemClock{}
 	}
-	a := &Agent{cfg: cfg, opts: opts, databases: databases{cfg: cfg, opts: opts}}
+	a := newAgent(cfg, opts)
 	for _, poolCfg := range cfg.Pools() {
 		p, err := a.newPool(poolCfg)
 		if err != nil {
@@ -53,8 +54,16 @@ func New(cfg *config.Validated, opts Options) (*Agent, error) {
 	return a, nil
 }
 
+func newAgent(cfg *config.Validated, opts Options) *Agent {
+	return &Agent{
+		cfg: cfg, opts: opts, databases: databases{cfg: cfg, opts: opts},
+		slots: make(chan struct{}, cfg.MaxConcurrentSweeps()),
+	}
+}
+
 func (a *Agent) newPool(cfg config.Pool) (*Pool, error) {
 	p := &Pool{cfg: cfg, clock: a.opts.Clock, log: a.opts.Log.With().Str("pool", cfg.Name).Logger()}
+	p.local = newLocalPins(a.cfg, cfg, a.opts.Clock)
 	db, err := a.databases.get(cfg, cfg.Host)
 	if err != nil {
 		return nil, err

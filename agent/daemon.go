@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/alkblobs/gc-agent/internal/finding"
@@ -22,6 +23,7 @@ const (
 // stop lets the batches at hand finish, for a few seconds at most; the end of ctx
 // cuts them off, which loses nothing. It returns nil either way.
 func (a *Agent) Run(ctx context.Context, stop <-chan struct{}) error {
+	a.StartPins()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped := make(chan struct{})
@@ -35,10 +37,9 @@ func (a *Agent) Run(ctx context.Context, stop <-chan struct{}) error {
 		case <-stopped:
 		}
 	}()
-	slots := make(chan struct{}, a.cfg.MaxConcurrentSweeps())
 	var group errgroup.Group
 	for _, p := range a.pools {
-		d := daemon{pool: p, slots: slots, stop: stop}
+		d := daemon{agent: a, pool: p, stop: stop}
 		group.Go(func() error { return d.run(ctx) })
 		if p.renewal != nil {
 			group.Go(func() error { return d.renewPins(ctx) })
@@ -55,8 +56,8 @@ func (a *Agent) Run(ctx context.Context, stop <-chan struct{}) error {
 // daemon keeps one pool on its schedule. One goroutine a pool means that two
 // sweeps of it never meet.
 type daemon struct {
+	agent *Agent
 	pool  *Pool
-	slots chan struct{}
 	stop  <-chan struct{}
 }
 
@@ -74,15 +75,10 @@ func (d *daemon) run(ctx context.Context) error {
 		if err := d.sleep(ctx, next.Sub(now)); err != nil {
 			return err
 		}
-		select {
-		case d.slots <- struct{}{}:
-		case <-d.stop:
-			return errStopped
-		case <-ctx.Done():
-			return ctx.Err()
+		// What goes wrong within a sweep is logged, and the next tick tries again.
+		if _, err := d.agent.Sweep(ctx, d.pool, SweepOptions{Stop: d.stop}); errors.Is(err, errNotBegun) {
+			return err
 		}
-		d.sweep(ctx)
-		<-d.slots
 	}
 }
 
@@ -120,11 +116,34 @@ func (d *daemon) logCheck(check PoolCheck) {
 		Int64("window_ms", check.Window.Milliseconds()).Bool("ready", !check.Bad()).Msg("pool is on its schedule")
 }
 
-// sweep sweeps once. Whatever goes wrong is logged, and the next tick tries
-// again.
-func (d *daemon) sweep(ctx context.Context) {
-	rep, err := d.pool.Sweep(ctx, SweepOptions{Stop: d.stop})
-	logSweep(&d.pool.log, rep, err)
+// StartPins says that this process is the daemon, which from now on gives pins and
+// knows them all. Until the longest of those that one before it may have given has
+// run out, counted from here, nothing is deleted in the pools whose pins are in
+// memory. Run calls it; whoever serves a control socket calls it before the first
+// request. Only the first call counts.
+func (a *Agent) StartPins() {
+	for _, p := range a.pools {
+		p.local.start()
+	}
+}
+
+// errNotBegun is the error of a sweep that found no place before it was to end.
+var errNotBegun = errors.New("the sweep wasn't begun")
+
+// Sweep sweeps a pool once it is one of max_concurrent_sweeps, and logs how it
+// ended. See Pool.Sweep.
+func (a *Agent) Sweep(ctx context.Context, p *Pool, opts SweepOptions) (rep Report, err error) {
+	select {
+	case a.slots <- struct{}{}:
+	case <-opts.Stop:
+		return rep, fmt.Errorf("%w: %w", errNotBegun, errStopped)
+	case <-ctx.Done():
+		return rep, fmt.Errorf("%w: %w", errNotBegun, ctx.Err())
+	}
+	defer func() { <-a.slots }()
+	rep, err = p.Sweep(ctx, opts)
+	logSweep(&p.log, rep, err)
+	return rep, err
 }
 
 // logSweep logs how a sweep ended: what nobody has to look at is no warning.

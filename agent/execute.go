@@ -15,6 +15,9 @@ import (
 // execute takes the overdue rows, a batch at a time, arbitrates each key again
 // and deletes what is dead. It ends when nothing is overdue as of the cutoff.
 func (s *sweep) execute(ctx context.Context) error {
+	if held, err := s.heldByPins(ctx); held || err != nil {
+		return err
+	}
 	if s.dry() {
 		if s.heldByClock() {
 			return nil
@@ -72,6 +75,20 @@ func (s *sweep) heldByClock() bool {
 	return why != ""
 }
 
+// heldByPins says whether pins that nobody knows any more hold the execution up,
+// where there is something to execute.
+func (s *sweep) heldByPins(ctx context.Context) (bool, error) {
+	holdup := s.pool.local.holdup()
+	if holdup == "" || s.pool.cfg.Mode != config.ModeEnforce {
+		return false, nil
+	}
+	due, err := s.anythingDue(ctx)
+	if due {
+		s.rep.Detail = holdup
+	}
+	return due, err
+}
+
 func (s *sweep) anythingDue(ctx context.Context) (due bool, err error) {
 	err = s.inTx(ctx, stepPreview, func(ctx context.Context, tx tx) error {
 		rows, err := tx.Window().Peek(ctx, s.cutoff, 1)
@@ -115,9 +132,11 @@ type batch struct {
 func (s *sweep) executeBatch(ctx context.Context) error {
 	began := s.clock.Now()
 	var b batch
-	err := s.inTx(ctx, stepExecute, func(ctx context.Context, tx tx) (err error) {
-		b, err = s.batch(ctx, tx)
-		return err
+	err := s.underPinLocks(func() error {
+		return s.inTx(ctx, stepExecute, func(ctx context.Context, tx tx) (err error) {
+			b, err = s.batch(ctx, tx)
+			return err
+		})
 	})
 	switch {
 	case errors.Is(err, errTooSlow) && !errors.Is(err, errSlowDelete) && s.scanned() && s.slow:
@@ -136,6 +155,19 @@ func (s *sweep) executeBatch(ctx context.Context) error {
 	s.account(b)
 	s.slow = false
 	return s.clock.Sleep(ctx, s.pace.after(s.clock.Now().Sub(began)))
+}
+
+// underPinLocks runs a transaction, within which the locks of pins in memory are
+// taken, and gives them back when it has ended, one way or another: not sooner, or
+// a pin would find a blob that is about to go.
+func (s *sweep) underPinLocks(fn func() error) error {
+	if s.locks = s.pool.local.begin(); s.locks != nil {
+		defer func() {
+			s.locks.Release()
+			s.locks = nil
+		}()
+	}
+	return fn()
 }
 
 // setBack sets aside the one key whose batch was rejected as a whole, or took too

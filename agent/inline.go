@@ -109,13 +109,19 @@ func (s *inlineSession) MarkPage(ctx context.Context, elsewhere askFunc) (page m
 			return page, false, err
 		}
 	}
+	fresh := make([]bool, len(keys))
+	for i := range fresh {
+		fresh[i] = true
+	}
+	s.host.pool.local.unpinned(keys, fresh)
 	for i, a := range answers {
-		if a.Verdict == liveness.Unreferenced {
+		switch {
+		case a.Verdict != liveness.Unreferenced:
+			page.Referenced++
+		case fresh[i]:
 			page.Candidates++
 			s.spool = append(s.spool, keys[i])
 			s.marked[keys[i]] = listed.Objects[i]
-		} else {
-			page.Referenced++
 		}
 	}
 	s.cursor = listed.Next

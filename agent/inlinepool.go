@@ -23,8 +23,9 @@ func NewInline(cfg *config.Validated, pool config.Pool, tier StoreTier, opts Opt
 		opts.Clock = SystemClock{}
 	}
 	pool.Host, pool.Blobs = "", nil
-	a := &Agent{cfg: cfg, opts: opts, databases: databases{cfg: cfg, opts: opts}}
+	a := newAgent(cfg, opts)
 	p := &Pool{cfg: pool, clock: opts.Clock, log: opts.Log.With().Str("pool", pool.Name).Logger(), pace: storePace.within(pool.Limits.Batch)}
+	p.local = newLocalPins(cfg, pool, opts.Clock)
 	p.host = &inlineHost{pool: p, tier: tier}
 	if err := a.addElsewhere(p); err != nil {
 		return nil, errors.Join(err, a.Close())

@@ -152,10 +152,21 @@ func (w *windowWalk) rows(ctx context.Context, r windowReader, wanted func(windo
 
 func (w *windowWalk) turn() { w.from, w.done = w.next, w.last }
 
-// arbitrate decides about keys. Where sources stand in other databases every
+// arbitrate decides about keys. Pins in memory are looked at before the sources
+// are: whoever refers, commits and unpins is seen by one or the other.
+func (s *sweep) arbitrate(ctx context.Context, tx tx, keys []blob.Key) ([]verdict, error) {
+	pins := s.pinned(keys)
+	verdicts, err := s.arbitrateInDatabases(ctx, tx, keys)
+	if err != nil {
+		return nil, err
+	}
+	return verdicts, s.foldPinned(ctx, verdicts, pins)
+}
+
+// arbitrateInDatabases asks pins and sources in databases. Where sources stand in other databases every
 // database but the last is asked twice: a row may move from one to another between
 // the reads, and is then seen in one of them.
-func (s *sweep) arbitrate(ctx context.Context, tx tx, keys []blob.Key) ([]verdict, error) {
+func (s *sweep) arbitrateInDatabases(ctx context.Context, tx tx, keys []blob.Key) ([]verdict, error) {
 	verdicts, err := tx.Arbitrate(ctx, keys)
 	if err != nil || len(s.elsewhere) == 0 {
 		return verdicts, err

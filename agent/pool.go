@@ -26,6 +26,7 @@ type Pool struct {
 	hostClock *hostClock // of a Postgres host, else nil
 	renewal   *renewal   // where the agent renews pins of the pool, else nil
 	without   omit
+	local     *localPins // nil where no pin is in memory
 
 	mu   sync.Mutex
 	kind blob.Kind // of the keys; known once the tiers were resolved

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/alkblobs/gc-agent/blob"
@@ -82,10 +83,12 @@ func (s *postgresSession) ensureSpool(ctx context.Context, tx pgx.Tx) error {
 }
 
 // pageSQL returns the common table expressions dead, what no source of the
-// database refers to, and fresh, what of it is neither staged nor pinned.
-func (s *postgresSession) pageSQL(tier *postgres.Table, p postgres.Page) string {
+// database refers to, and fresh, what of it is neither staged nor pinned, with
+// the parameters of both.
+func (s *postgresSession) pageSQL(tier *postgres.Table, p postgres.Page) (sql string, args []any) {
+	args = slices.Clone(p.Args)
 	key := liveness.KeyRef{Expr: p.Key, Lo: p.Lo, Hi: p.Hi, Collation: tier.KeyColumn().Collation}
-	sql := `WITH dead AS MATERIALIZED (
+	sql = `WITH dead AS MATERIALIZED (
 	SELECT ` + p.Canon + ` AS key, ` + p.Key + ` AS native FROM ` + p.Table + `
 	WHERE ` + p.Where + ` AND octet_length(` + p.Canon + `) <= ` + strconv.Itoa(blob.MaxKeyLen) + `
 	AND ` + s.pool.unreferenced(s.sources, key) + `
@@ -108,13 +111,18 @@ func (s *postgresSession) pageSQL(tier *postgres.Table, p postgres.Page) string 
 		sql += `
 	AND NOT EXISTS (SELECT 1 FROM ` + pgdb.Ident(s.cfg.Schema, "gc_pins") + ` n WHERE n.key = d.key AND n.expiry > ` + pgdb.Now + `)`
 	}
-	return sql + "\n)"
+	if pinned := s.pool.local.keys(); len(pinned) > 0 {
+		args = append(args, pgdb.Bytes(pinned))
+		sql += fmt.Sprintf(`
+	AND NOT EXISTS (SELECT 1 FROM unnest($%d::bytea[]) AS m (key) WHERE m.key = d.key)`, len(args))
+	}
+	return sql + "\n)", args
 }
 
 // countPage spools the page's candidates and counts, in one statement and hence
 // one snapshot.
 func (s *postgresSession) countPage(ctx context.Context, tx pgx.Tx, tier *postgres.Table, p postgres.Page) (page markedPage, err error) {
-	sql := s.pageSQL(tier, p)
+	sql, args := s.pageSQL(tier, p)
 	if !s.dry {
 		sql += `, spooled AS (
 	INSERT INTO pg_temp.gc_candidates (page, key) SELECT ` + strconv.Itoa(s.marking.page) + `, key FROM fresh
@@ -123,7 +131,7 @@ func (s *postgresSession) countPage(ctx context.Context, tx pgx.Tx, tier *postgr
 	sql += `
 SELECT a.scanned, a.foreign, (SELECT count(*) FROM dead), (SELECT count(*) FROM fresh) FROM ` + countSQL(p)
 	var dead int
-	if err := tx.QueryRow(ctx, sql, p.Args...).Scan(&page.Scanned, &page.Foreign, &dead, &page.Candidates); err != nil {
+	if err := tx.QueryRow(ctx, sql, args...).Scan(&page.Scanned, &page.Foreign, &dead, &page.Candidates); err != nil {
 		return page, err
 	}
 	page.Referenced = page.Scanned - page.Foreign - dead
@@ -137,12 +145,13 @@ func countSQL(p postgres.Page) string {
 
 // askPage has the other databases asked about what this one doesn't refer to.
 func (s *postgresSession) askPage(ctx context.Context, tx pgx.Tx, tier *postgres.Table, p postgres.Page, elsewhere askFunc) (page markedPage, err error) {
-	sql := s.pageSQL(tier, p) + `
+	sql, args := s.pageSQL(tier, p)
+	sql += `
 SELECT a.scanned, a.foreign, u.keys, u.fresh FROM ` + countSQL(p) + `,
 	(SELECT array_agg(d.key) AS keys, array_agg(EXISTS (SELECT 1 FROM fresh f WHERE f.key = d.key)) AS fresh FROM dead d) u`
 	var bytes [][]byte
 	var u unreferenced
-	if err := tx.QueryRow(ctx, sql, p.Args...).Scan(&page.Scanned, &page.Foreign, &bytes, &u.fresh); err != nil {
+	if err := tx.QueryRow(ctx, sql, args...).Scan(&page.Scanned, &page.Foreign, &bytes, &u.fresh); err != nil {
 		return page, err
 	}
 	for _, b := range bytes {

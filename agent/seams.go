@@ -18,6 +18,9 @@ type host interface {
 	open(ctx context.Context, why purpose) (s session, ok bool, err error)
 	// form names the form of the sweep that this topology leads to.
 	form() Form
+	// exists says whether the pool has the blobs of keys, in their order, as of some
+	// moment after the call.
+	exists(ctx context.Context, keys []blob.Key) ([]bool, error)
 }
 
 // purpose is what a session is opened for. The zero value is the one that can

@@ -49,6 +49,7 @@ func (s *sqliteSession) MarkPage(ctx context.Context, elsewhere askFunc) (page m
 	if err != nil {
 		return page, false, fmt.Errorf("mark a page of %s: %w", tier, err)
 	}
+	s.pool.local.unpinned(u.keys, u.fresh)
 	candidates, err := u.candidates(ctx, elsewhere, &page)
 	if err != nil {
 		return page, false, err

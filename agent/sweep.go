@@ -8,6 +8,7 @@ import (
 
 	"github.com/alkblobs/gc-agent/agent/config"
 	"github.com/alkblobs/gc-agent/blob"
+	"github.com/alkblobs/gc-agent/fleet"
 
 	"github.com/rs/zerolog"
 )
@@ -53,6 +54,7 @@ type sweep struct {
 	session   session
 	elsewhere []oracle
 	pace      pace
+	locks     *fleet.BatchLocks // of the batch at hand, nil without one
 
 	// slow says that the last batch ran into a time limit.
 	slow bool
@@ -133,6 +135,7 @@ func (s *sweep) underLease(ctx context.Context) (err error) {
 	if err := s.stage(ctx, markEnd); err != nil || s.dry() {
 		return err
 	}
+	s.pool.local.tidy()
 	if err := session.Tidy(ctx); err != nil {
 		return fmt.Errorf("tidy pool %s: %w", s.pool.cfg.Name, err)
 	}

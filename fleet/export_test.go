@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/internal/pgdb"
 )
 
@@ -31,4 +32,28 @@ func RenewAll(ctx context.Context, q pgdb.Querier, schema string, owners []Renew
 			return err
 		}
 	}
+}
+
+// NewInProcessOmitting leaves protections out.
+func NewInProcessOmitting(opts InProcessOptions, without Omit) *InProcess {
+	p := NewInProcess(opts)
+	p.without = without
+	return p
+}
+
+// Waiting says how many pins wait for a batch that has the key locked.
+func (p *InProcess) Waiting(key blob.Key) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l := p.locks[key]; l != nil {
+		return l.waiting
+	}
+	return 0
+}
+
+// Held says how many locks and pins are held.
+func (p *InProcess) Held() (locks, rows, bytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.locks), p.rows, p.bytes
 }
