@@ -105,12 +105,22 @@ func (p *Pool) Spell(key blob.Key) string { return p.Kind().Spell(key) }
 
 // ParseKey reads a key as a person writes it.
 func (p *Pool) ParseKey(ctx context.Context, s string) (key blob.Key, err error) {
-	if p.Kind() == 0 {
-		if err := p.administer(ctx, inspect, func(session) error { return nil }); err != nil {
-			return "", err
-		}
+	if err := p.ResolveKind(ctx); err != nil {
+		return "", err
 	}
 	return p.Kind().ParseKey(s)
+}
+
+// ResolveKind finds out what the keys of the pool are, unless it is known.
+func (p *Pool) ResolveKind(ctx context.Context) error {
+	if p.Kind() != 0 {
+		return nil
+	}
+	if host, inline := p.host.(*inlineHost); inline {
+		p.setKind(host.tier.Kind())
+		return nil
+	}
+	return p.administer(ctx, inspect, func(session) error { return nil })
 }
 
 // SchemaSQL returns the statements that make the pool's schema, for a role that

@@ -58,21 +58,12 @@ func pinKeys(t *testing.T, p *agent.Pool, owner fleet.Owner, ttl time.Duration, 
 	return there
 }
 
-// knowKeys has the pool find out what its keys are, as every request does.
-func knowKeys(t *testing.T, p *agent.Pool) {
-	t.Helper()
-	if _, err := p.ParseKey(t.Context(), "x"); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // What is pinned in memory is no candidate, and, once it is staged, goes back into
 // the window until the pin has run out. A dry run says the same.
 func TestPinsInProcess(t *testing.T) {
 	eachEngine(t, func(t *testing.T, a *app) {
 		a.library(6)
 		p, clock := a.startedPool(poolYAML{liveness: a.refs()}, agent.Options{})
-		knowKeys(t, p)
 		if got := pinKeys(t, p, "me", time.Minute, "b2", "b9", "b1"); !slices.Equal(got, []bool{true, false, true}) {
 			t.Errorf("there: %v", got)
 		}
@@ -268,7 +259,6 @@ func TestPinsInTheDatabase(t *testing.T) {
 	if err := inTable.EnsureSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	knowKeys(t, inTable)
 	if got := pinKeys(t, inTable, "me", 2*time.Minute, "b2", "b9"); !slices.Equal(got, []bool{true, false}) {
 		t.Errorf("there: %v", got)
 	}
@@ -301,7 +291,6 @@ func TestPinLooksBehindALostSession(t *testing.T) {
 	a := newPostgresApp(t)
 	a.library(2)
 	p, _ := a.startedPool(poolYAML{liveness: a.refs()}, agent.Options{})
-	knowKeys(t, p)
 	lost, err := pgtest.Connect(t, a.url).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

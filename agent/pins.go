@@ -41,7 +41,7 @@ func (p *Pool) PinTTL() time.Duration { return p.cfg.Pins.TTL }
 // run out by themselves. It waits for a batch that has one of the keys locked, as
 // long as ctx lasts.
 func (p *Pool) Pin(ctx context.Context, keys []blob.Key, owner fleet.Owner, ttl time.Duration) (there []bool, err error) {
-	if err := p.checkPin(keys, ttl); err != nil {
+	if err := p.checkPin(ctx, keys, ttl); err != nil {
 		return nil, err
 	}
 	err = p.usePins(ctx, func(local *fleet.InProcess) error {
@@ -57,7 +57,10 @@ func (p *Pool) Pin(ctx context.Context, keys []blob.Key, owner fleet.Owner, ttl 
 	return there, nil
 }
 
-func (p *Pool) checkPin(keys []blob.Key, ttl time.Duration) error {
+func (p *Pool) checkPin(ctx context.Context, keys []blob.Key, ttl time.Duration) error {
+	if err := p.ResolveKind(ctx); err != nil {
+		return err
+	}
 	for _, key := range keys {
 		if err := p.Kind().Valid(key); err != nil {
 			return fmt.Errorf("pool %s: %w: %w", p.cfg.Name, ErrBadPin, err)

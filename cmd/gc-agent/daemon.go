@@ -5,9 +5,11 @@ import (
 	"strings"
 
 	"github.com/alkblobs/gc-agent/agent"
+	"github.com/alkblobs/gc-agent/agent/control"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 )
 
 const runHelp = `Run keeps every pool on its schedule until it gets a signal, and logs to standard
@@ -41,11 +43,42 @@ func (a *app) run(ctx context.Context) status {
 	}
 	log.Info().Str("version", thisBuild().Version).Str("config", a.cfg.file).
 		Str("pools", strings.Join(names, ", ")).Msg("gc-agent is starting")
-	return a.daemon(ctx, ag, log)
+	socket, err := a.listen(log)
+	if err != nil {
+		return a.fail(err)
+	}
+	return a.daemon(ctx, ag, socket, log)
 }
 
-// daemon runs the agent until a signal, or the end of ctx.
-func (a *app) daemon(ctx context.Context, ag *agent.Agent, log zerolog.Logger) status {
+// listen makes the control socket, if there is to be one.
+func (a *app) listen(log zerolog.Logger) (*control.Listener, error) {
+	path := a.cfg.Admin().Socket
+	if path == "" {
+		return nil, nil //nolint:nilnil // none is configured
+	}
+	socket, err := control.Listen(path)
+	if err == nil {
+		log.Info().Str("socket", path).Msg("the control socket is open")
+	}
+	return socket, err
+}
+
+// serve runs the agent and, where there is one, its control socket. When one of the
+// two fails the other is stopped.
+func (a *app) serve(ctx context.Context, ag *agent.Agent, socket *control.Listener, log zerolog.Logger, stop <-chan struct{}) error {
+	if socket == nil {
+		return ag.Run(ctx, stop)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	server := control.NewServer(control.Options{Agent: ag, Config: a.cfg.Validated, Log: log, Explain: a.explain})
+	group.Go(func() error { return server.Serve(ctx, socket, stop) })
+	group.Go(func() error { return ag.Run(ctx, stop) })
+	return group.Wait()
+}
+
+// daemon runs the agent until a signal, or the end of ctx. It takes the socket
+// over, nil for none.
+func (a *app) daemon(ctx context.Context, ag *agent.Agent, socket *control.Listener, log zerolog.Logger) status {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	defer close(ended)
 	go func() {
@@ -57,7 +90,7 @@ func (a *app) daemon(ctx context.Context, ag *agent.Agent, log zerolog.Logger) s
 		case <-ended:
 		}
 	}()
-	err := ag.Run(ctx, stop)
+	err := a.serve(ctx, ag, socket, log, stop)
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

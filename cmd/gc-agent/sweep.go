@@ -9,6 +9,7 @@ import (
 
 	"github.com/alkblobs/gc-agent/agent"
 	"github.com/alkblobs/gc-agent/agent/config"
+	"github.com/alkblobs/gc-agent/agent/control"
 
 	"github.com/spf13/cobra"
 )
@@ -18,7 +19,11 @@ deletes what was staged and is due, after another look, and stages what it finds
 dead. In mode observe and with --dry-run it changes nothing and says what it
 would do.
 
-The first signal lets the batch at hand finish and stops, the second cuts it off.`
+Where a daemon answers on admin.socket it is the daemon that sweeps, since it alone
+knows the pins in its memory.
+
+The first signal lets the batch at hand finish and stops, the second cuts it off,
+or no longer waits for the daemon.`
 
 // sweepFlags are the flags of sweep.
 type sweepFlags struct {
@@ -48,11 +53,9 @@ func newSweep(a *app) *cobra.Command {
 	return cmd
 }
 
-var brakes = []config.Brake{config.BrakeMaxDeadRatio, config.BrakeMaxDeadCount, config.BrakeEmptySource}
-
 func brakeNames() []string {
 	var names []string
-	for _, b := range brakes {
+	for _, b := range control.Brakes {
 		names = append(names, string(b))
 	}
 	return names
@@ -61,7 +64,7 @@ func brakeNames() []string {
 func parseBrakes(names []string) ([]config.Brake, error) {
 	var found []config.Brake
 	for _, name := range names {
-		if !slices.Contains(brakes, config.Brake(name)) {
+		if !slices.Contains(control.Brakes, config.Brake(name)) {
 			return nil, &usageError{fmt.Sprintf("no brake is named %q: want %s", name, strings.Join(brakeNames(), ", "))}
 		}
 		found = append(found, config.Brake(name))
@@ -79,7 +82,25 @@ func (a *app) sweep(ctx context.Context, flags sweepFlags) status {
 		return a.fail(err)
 	}
 	defer a.closeAgent(ag)
+	client, err := a.throughDaemon(ctx)
+	if err != nil {
+		return a.fail(err)
+	}
 	opts := agent.SweepOptions{DryRun: flags.dryRun, Override: override, Stop: a.stop, Progress: a.progress()}
+	sweep := func(p *agent.Pool) status {
+		rep, err := p.Sweep(ctx, opts)
+		return a.conclude(ctx, p.Name(), rep, err)
+	}
+	if client != nil {
+		sweep = func(p *agent.Pool) status {
+			req := control.SweepRequest{DryRun: flags.dryRun, Override: flags.override}
+			rep, err := a.daemonSweep(ctx, a.daemonPool(client, p.Name()), req, opts.Progress)
+			if errors.As(err, new(*control.Error)) {
+				return a.daemonFail(err)
+			}
+			return a.conclude(ctx, p.Name(), rep, err)
+		}
+	}
 	end := done
 	for i, p := range pools {
 		if a.stopped() {
@@ -90,8 +111,7 @@ func (a *app) sweep(ctx context.Context, flags sweepFlags) status {
 		if i > 0 && !a.json {
 			end = end.worse(a.print("\n"))
 		}
-		rep, err := p.Sweep(ctx, opts)
-		end = end.worse(a.conclude(ctx, p.Name(), rep, err))
+		end = end.worse(sweep(p))
 	}
 	return end
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/alkblobs/gc-agent/agent"
+	"github.com/alkblobs/gc-agent/agent/control"
 	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/window"
 
@@ -138,11 +139,23 @@ them. Keys are written as list prints them.` +
 func (a *app) dropWindow(ctx context.Context, name string, spelled []string) status {
 	ctx, cancel := a.untilStopped(ctx)
 	defer cancel()
+	client, err := a.throughDaemon(ctx)
+	if err != nil {
+		return a.fail(err)
+	}
 	ag, pools, err := a.agent(noteLog, name)
 	if err != nil {
 		return a.fail(err)
 	}
 	defer a.closeAgent(ag)
+	if client != nil {
+		req := control.DropRequest{Keys: control.Keys{Keys: spelled}, All: len(spelled) == 0}
+		answer, err := a.daemonPool(client, name).Drop(ctx, req)
+		if err != nil {
+			return a.daemonFail(err)
+		}
+		return a.sayDropped(name, answer.Dropped, answer.Missing, nil)
+	}
 	if len(spelled) == 0 {
 		dropped, err := pools[0].DropAll(ctx)
 		return a.sayDropped(name, dropped, 0, err)
@@ -155,8 +168,15 @@ func (a *app) dropWindow(ctx context.Context, name string, spelled []string) sta
 	return a.sayDropped(name, int64(dropped), int64(len(keys)-dropped), err)
 }
 
-// parseKeys reads keys as list prints them, each once.
+// parseKeys reads keys as list prints them, each once, sorted.
 func parseKeys(ctx context.Context, p *agent.Pool, spelled []string) ([]blob.Key, error) {
+	keys, err := eachKey(ctx, p, spelled)
+	slices.Sort(keys)
+	return slices.Compact(keys), err
+}
+
+// eachKey reads keys as list prints them, in their order.
+func eachKey(ctx context.Context, p *agent.Pool, spelled []string) ([]blob.Key, error) {
 	keys := make([]blob.Key, len(spelled))
 	for i, s := range spelled {
 		key, err := p.ParseKey(ctx, s)
@@ -168,8 +188,7 @@ func parseKeys(ctx context.Context, p *agent.Pool, spelled []string) ([]blob.Key
 		}
 		keys[i] = key
 	}
-	slices.Sort(keys)
-	return slices.Compact(keys), nil
+	return keys, nil
 }
 
 func (a *app) sayDropped(pool string, dropped, missing int64, err error) status {
