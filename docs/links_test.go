@@ -9,7 +9,10 @@ import (
 	"testing"
 )
 
-var pages = []string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md", "docs/pins.md", "docs/races.md"}
+var pages = []string{
+	"README.md", "CHANGELOG.md", "CONTRIBUTING.md",
+	"docs/control-socket.md", "docs/design.md", "docs/pins.md", "docs/races.md",
+}
 
 var (
 	linkRE    = regexp.MustCompile(`\]\(([^)\s]+)\)`)

@@ -111,10 +111,17 @@ const patience = 30 * time.Second
 
 func start(t *testing.T, dir string, args ...string) *process {
 	t.Helper()
+	return startAs(t, dir, nil, args...)
+}
+
+// startAs starts it as another user, nil for the test's own.
+func startAs(t *testing.T, dir string, as *syscall.Credential, args ...string) *process {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &process{t: t, cmd: exec.CommandContext(ctx, "gc-agent", args...), ends: make(chan error, 1)}
 	p.cmd.Env = append(os.Environ(), "GORACE="+raceAtOnce)
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, &p.out, &p.out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: as}
 	if err := p.cmd.Start(); err != nil {
 		cancel()
 		t.Fatal(err)
