@@ -218,7 +218,7 @@ func TestPins(t *testing.T) {
 
 // What a pin was answered for is kept by the sweep of the same daemon.
 func TestSweepKeepsWhatWasPinned(t *testing.T) {
-	eachPlace(t, func(t *testing.T, d *daemon) {
+	eachPlace(t, func(_ *testing.T, d *daemon) {
 		d.wants("POST", pins, `{"keys": ["b"], "owner": "me"}`, 200, `{"exists":[true]}`)
 		d.wants("POST", swept, `{"dry_run": true}`, 200, `"candidates_staged":1`)
 		d.wants("POST", swept, ``, 200, `"candidates_staged":1`)

@@ -252,7 +252,7 @@ func cursor(row fleet.PinRow) string {
 
 func parseCursor(s string) (*fleet.PinRow, error) {
 	if s == "" {
-		return nil, nil //nolint:nilnil // no cursor begins a list
+		return nil, nil // no cursor begins a list
 	}
 	key, owner, ok := strings.Cut(s, ".")
 	k, keyErr := hex.DecodeString(key)

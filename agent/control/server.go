@@ -243,7 +243,7 @@ func (s *Server) renew(ctx context.Context, p *agent.Pool, r request) (any, erro
 	if err := decode(r.body, &req); err != nil {
 		return nil, err
 	}
-	owner, err := req.Owner.parse()
+	owner, err := req.parse()
 	if err != nil {
 		return nil, err
 	}
@@ -298,7 +298,7 @@ func (s *Server) drop(ctx context.Context, p *agent.Pool, r request) (any, error
 		dropped, err := p.DropAll(ctx)
 		return DropAnswer{Dropped: dropped}, err
 	}
-	keys, err := req.Keys.parse(ctx, p)
+	keys, err := req.parse(ctx, p)
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ func (a *app) run(ctx context.Context) status {
 func (a *app) listen(log zerolog.Logger) (*control.Listener, error) {
 	path := a.cfg.Admin().Socket
 	if path == "" {
-		return nil, nil //nolint:nilnil // none is configured
+		return nil, nil // none is configured
 	}
 	socket, err := control.Listen(path)
 	if err == nil {

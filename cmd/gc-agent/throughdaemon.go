@@ -19,11 +19,11 @@ func (a *app) throughDaemon(ctx context.Context) (*control.Client, error) {
 	}
 	socket := a.cfg.Admin().Socket
 	if socket == "" {
-		return nil, nil //nolint:nilnil // no daemon is an answer
+		return nil, nil // no daemon is an answer
 	}
 	client, err := control.Dial(ctx, socket)
 	if errors.Is(err, control.ErrNoDaemon) {
-		return nil, nil //nolint:nilnil // no daemon is an answer
+		return nil, nil // no daemon is an answer
 	}
 	return client, err
 }
