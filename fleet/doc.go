@@ -79,6 +79,24 @@
 // which is no permission. It is the zero value of a verdict, and the answer
 // whenever something isn't known.
 //
+// # Pins in process
+//
+// A pool whose database has no table of pins keeps them in the memory of the one
+// process that sweeps it, InProcess, under the same protocol: the lock of a key, which
+// a pin takes, shared, before it looks, and a batch tries, exclusively, before it
+// looks at pins, and has until its transaction has ended. What is different follows
+// from the place:
+//
+//   - A pin is in force once it is written, not once somebody commits. One that has run
+//     out by the time its blob was looked for is an error instead of 40001.
+//   - Expiries are compared with a clock of the process that never goes back. What is
+//     said of them to others is how long is left, and no instant.
+//   - The process forgets them when it ends. Whoever sweeps next deletes nothing for as
+//     long as one may have been asked to live.
+//   - A delete can outlive the connection that the process had to its session, and the
+//     lock in its memory with it. On Postgres whoever looks for the blob therefore shares
+//     the database's key lock too (ShareKeys), which goes with the session.
+//
 // # The race that a row lock can't close
 //
 // Locking the rows of a key says nothing about a row that doesn't exist yet:
