@@ -50,6 +50,9 @@ type InProcessOptions struct {
 // ErrPinsFull means that there is no room for more pins in memory.
 var ErrPinsFull = errors.New("no room for more pins in memory")
 
+// ErrPinExpired means that a pin had run out by the time its blob was looked for.
+var ErrPinExpired = errors.New("the pin has expired before its blob was looked for: pin it anew, for longer")
+
 // NewInProcess makes an empty one.
 func NewInProcess(opts InProcessOptions) *InProcess {
 	return &InProcess{opts: opts, pins: map[blob.Key]map[Owner]time.Time{}, locks: map[blob.Key]*processLock{}}
@@ -64,7 +67,7 @@ func NewInProcess(opts InProcessOptions) *InProcess {
 // was pinned. look is called under the locks, once the pins are in force, and has
 // to see what was committed before it was called. After an error of look's the
 // pins stay, and run out by themselves, and so they do where they ran out before
-// look was through, which is an error too.
+// look was through, which is ErrPinExpired.
 //
 // A key of more than blob.MaxKeyLen bytes is never deleted: it isn't pinned.
 func (p *InProcess) Pin(ctx context.Context, keys []blob.Key, owner Owner, ttl time.Duration,
@@ -92,7 +95,7 @@ func (p *InProcess) Pin(ctx context.Context, keys []blob.Key, owner Owner, ttl t
 	case len(there) != len(distinct):
 		return nil, fmt.Errorf("look for what was pinned: %d keys, %d answers", len(distinct), len(there))
 	case !p.without.CommitCheck && !p.before(expiry):
-		return nil, errors.New("the pin has expired before its blob was looked for: pin it for longer")
+		return nil, ErrPinExpired
 	}
 	found := make([]bool, len(keys))
 	for i, key := range keys {

@@ -163,6 +163,9 @@ func TestRacePinInProcessOutlived(t *testing.T) {
 			defer clock.advance(time.Second)
 			return f.look(ctx, keys)
 		})
+		if without == (fleet.Omit{}) && !errors.Is(err, fleet.ErrPinExpired) {
+			t.Errorf("got error %v", err)
+		}
 		f.sweep(pins, raceKey, func() {})
 		return err == nil && there[0] && !f.has(raceKey)
 	})

@@ -333,7 +333,8 @@ func statusOf(err error) int {
 		return http.StatusConflict
 	case errors.As(err, new(*agent.MisconfiguredError)):
 		return http.StatusUnprocessableEntity
-	case errors.Is(err, agent.ErrPinBusy), errors.Is(err, fleet.ErrPinsFull), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, agent.ErrPinBusy), errors.Is(err, fleet.ErrPinsFull), errors.Is(err, fleet.ErrPinExpired),
+		errors.Is(err, context.DeadlineExceeded):
 		return http.StatusServiceUnavailable
 	default:
 		return http.StatusInternalServerError

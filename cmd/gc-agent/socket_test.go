@@ -82,7 +82,7 @@ func TestCommandsThroughTheDaemon(t *testing.T) {
 	for name, c := range map[string]struct{ postgres, fleet bool }{"sqlite": {}, "postgres": {postgres: true}, "fleet": {true, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, extra := "", "pins: {ttl: 1s}"
+			url, extra := "", "pins: {ttl: 30s}"
 			if c.postgres {
 				url = pgtest.Database(t)
 				pgtest.Exec(t, pgtest.Connect(t, url), appSchema)
@@ -93,7 +93,7 @@ func TestCommandsThroughTheDaemon(t *testing.T) {
 			a := writeSocketApp(t, url, extra)
 			d := a.daemon()
 			a.wants(0, "\n  staged      1\n", "sweep")
-			longest := "1s"
+			longest := "30s"
 			if c.fleet {
 				longest = "9m"
 			}
