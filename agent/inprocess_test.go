@@ -291,6 +291,9 @@ func TestPinLooksBehindALostSession(t *testing.T) {
 	a := newPostgresApp(t)
 	a.library(2)
 	p, _ := a.startedPool(poolYAML{liveness: a.refs()}, agent.Options{})
+	if err := p.ResolveKind(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	lost, err := pgtest.Connect(t, a.url).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
