@@ -106,7 +106,7 @@ func between(level, definition, column string) race {
 	return func(t *testing.T, without agent.Omit) bool {
 		ended := make(chan error, 1)
 		value := map[string]string{"blob": "b2", "other": "ob2"}[column]
-		_, lost := raced(t, without, []string{"{name: refs, table: refs, column: " + column + "}"}, func(a *app) {
+		return raced(t, without, []string{"{name: refs, table: refs, column: " + column + "}"}, func(a *app) {
 			// The snapshot is older than the delete, in which the row is there.
 			writer := a.session(strings.TrimSuffix("BEGIN ISOLATION LEVEL "+level, " ISOLATION LEVEL "), `SELECT count(*) FROM blobs`)
 			go func() {
@@ -121,12 +121,11 @@ func between(level, definition, column string) race {
 			}
 			return err == nil && a.danglingB2()
 		}, deleting, `CREATE TABLE refs (`+definition+`)`, `CREATE INDEX ON refs (`+column+`)`)
-		return lost
 	}
 }
 
 // raced runs a race: fn at its moment in the second sweep, then what was lost.
-func raced(t *testing.T, without agent.Omit, liveness []string, fn func(*app), lost func(*app) bool, parts []string, schema ...string) (agent.Report, bool) {
+func raced(t *testing.T, without agent.Omit, liveness []string, fn func(*app), lost func(*app) bool, parts []string, schema ...string) bool {
 	t.Helper()
 	a, p, o := racing(t, without, liveness, fn, parts, schema...)
 	o.armed = true
@@ -134,7 +133,7 @@ func raced(t *testing.T, without agent.Omit, liveness []string, fn func(*app), l
 	if !o.done {
 		t.Fatalf("the moment hasn't come: %+v", rep)
 	}
-	return rep, lost(a)
+	return lost(a)
 }
 
 // untilBlockedOrEnded waits until the session waits for a lock, or what it does has
@@ -313,7 +312,7 @@ func TestDefaultIsolation(t *testing.T) {
 			})})
 			sweep(t, p)
 			taken = true
-			a.unchanged(func() { sweepError(t, p, "not read committed") })
+			a.unchanged(func() { _, _ = sweepError(t, p, "not read committed") })
 			taken = false
 			rep := sweepWith(t, p, agent.SweepOptions{Progress: func(g agent.Progress) { o.armed = g.Phase == "mark" }})
 			if !o.done || rep.Deleted != 2 || rep.CancelledBy.Live != 1 {

@@ -119,7 +119,7 @@ func newPooler(t *testing.T, direct, mode string) (through string) {
 	port := freePort(t)
 	ini := filepath.Join(dir, "pgbouncer.ini")
 	text := fmt.Sprintf(poolerConfig, cfg.Database, cfg.Host, cfg.Port, cfg.User, password, port, mode, filepath.Join(dir, "log"))
-	if err := os.WriteFile(ini, []byte(text), 0o644); err != nil { //nolint:gosec // another user reads it
+	if err := os.WriteFile(ini, []byte(text), 0o644); err != nil { // another user reads it
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), binary, "-q", ini)
@@ -147,7 +147,7 @@ func newPooler(t *testing.T, direct, mode string) (through string) {
 // poolerDir is one that any user can reach, as those of the tests aren't.
 func poolerDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gc-agent-pooler-") //nolint:usetesting // see above
+	dir, err := os.MkdirTemp("", "gc-agent-pooler-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func poolerDir(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // see above
+	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
