@@ -147,7 +147,7 @@ func readStat(pid int) (state, started string) {
 	}
 	// The second field is the name, in parentheses, of whatever characters.
 	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-	const stateAt, startedAt = 3 - 3, 22 - 3 // proc_pid_stat(5) counts from 1
+	const stateAt, startedAt = 0, 19 // fields 3 and 22 of proc_pid_stat(5)
 	if len(fields) <= startedAt {
 		return "", ""
 	}

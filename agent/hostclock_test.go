@@ -170,8 +170,9 @@ func TestHostClockJumpThatCantBeMeasured(t *testing.T) {
 	sweep(t, p)
 	fail = true
 	clock.shift(-time.Hour)
-	sweepError(t, p, "read the host clock")
-	sweepError(t, p, "read the host clock")
+	for range 2 {
+		_, _ = sweepError(t, p, "read the host clock")
+	}
 	a.wantBlobs(names(1, 4)...)
 	fail = false
 	wantHeldUp(t, sweep(t, p))

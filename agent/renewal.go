@@ -261,6 +261,7 @@ func (p *postgresRenewer) close(ctx context.Context) {
 
 func (p *postgresRenewer) renewOwners(ctx context.Context, owners []fleet.Owner, ttl time.Duration) (renewed, lost int, err error) {
 	began := p.pool.clock.Now()
+	renewals := p.renewals(owners)
 	if p.conn == nil {
 		if p.conn, err = p.db.Dedicated(ctx); err != nil {
 			return 0, 0, err
@@ -279,7 +280,7 @@ func (p *postgresRenewer) renewOwners(ctx context.Context, owners []fleet.Owner,
 	if there, err := fleet.CheckSchema(ctx, p.conn, p.pool.cfg.Schema); err != nil || !there {
 		return 0, 0, err
 	}
-	n, err := fleet.RenewOwners(ctx, p.conn, p.pool.cfg.Schema, p.renewals(owners), ttl-p.pool.clock.Now().Sub(began), p.pool.cfg.Limits.Batch)
+	n, err := fleet.RenewOwners(ctx, p.conn, p.pool.cfg.Schema, renewals, ttl-p.pool.clock.Now().Sub(began), p.pool.cfg.Limits.Batch)
 	if err != nil {
 		return n.Renewed, 0, err
 	}
