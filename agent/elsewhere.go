@@ -137,7 +137,7 @@ func (o *sqliteOracle) Answers(ctx context.Context, keys []blob.Key) (answers []
 
 // elsewhereOptions are those of a database that holds sources, but not the blobs.
 func (p *Pool) elsewhereOptions() liveness.Options {
-	return liveness.Options{Kind: p.Kind(), Enforce: p.cfg.Mode == config.ModeEnforce, Elsewhere: true}
+	return liveness.Options{Kind: p.Kind(), Pool: p.cfg.Name, Enforce: p.cfg.Mode == config.ModeEnforce, Elsewhere: true}
 }
 
 // silent says that the host's database, with n sources, has no say: all the

@@ -198,6 +198,9 @@ func (s *sweep) setBack(ctx context.Context, why error) error {
 
 // batch is the heart: take, lock, arbitrate, delete, in one transaction.
 func (s *sweep) batch(ctx context.Context, tx tx) (b batch, err error) {
+	if err := tx.LockSources(ctx); err != nil {
+		return b, err
+	}
 	if err := tx.Verify(ctx); err != nil {
 		return b, err
 	}

@@ -131,11 +131,18 @@ func postgresTargets(tiers []*postgres.Table) (targets []liveness.Target) {
 }
 
 func (s *postgresSession) resolveSources(ctx context.Context, q pgdb.Querier) (found finding.List, err error) {
-	targets := postgresTargets(s.tiers)
-	opts := liveness.Options{Kind: s.pool.Kind(), Enforce: s.cfg.Mode == config.ModeEnforce, Denied: s.pool.denied(s.db, targets)}
-	s.sources, found, err = liveness.ResolvePostgres(ctx, q, opts, s.pool.sourcesIn(s.cfg.Host), targets)
+	s.sources, found, err = liveness.ResolvePostgres(ctx, q, s.sourceOptions(), s.pool.sourcesIn(s.cfg.Host), s.targets())
 	return found, err
 }
+
+func (s *postgresSession) sourceOptions() liveness.Options {
+	return liveness.Options{
+		Kind: s.pool.Kind(), Pool: s.cfg.Name, Schema: s.cfg.Schema, Enforce: s.cfg.Mode == config.ModeEnforce,
+		Denied: s.pool.denied(s.db, s.targets()),
+	}
+}
+
+func (s *postgresSession) targets() []liveness.Target { return postgresTargets(s.tiers) }
 
 // Evidence reads what the sources hold.
 func (s *postgresSession) Evidence(ctx context.Context) (Evidence, error) {
@@ -249,6 +256,16 @@ type postgresTx struct {
 	step    step
 	tx      pgx.Tx
 	tiers   tierSet[pgdb.Querier]
+}
+
+// LockSources locks what guard table_lock asks for. Who writes there and doesn't
+// end in time holds up what is overdue.
+func (t *postgresTx) LockSources(ctx context.Context) error {
+	holdup, err := t.session.sources.LockTables(ctx, t.tx)
+	if err == nil && holdup != "" {
+		err = fmt.Errorf("%s; %w", holdup, errHeldUp)
+	}
+	return err
 }
 
 // Verify looks for the own lease in pg_locks, compares every table with what was

@@ -126,6 +126,10 @@ const (
 
 // tx is what a batch may do, bound to one transaction.
 type tx interface {
+	// LockSources locks the tables of sources whose guard is table_lock against
+	// writers. It is the first lock of its transaction. An error that wraps errHeldUp
+	// says that somebody writes there and didn't end in time.
+	LockSources(ctx context.Context) error
 	// Verify fails unless the lease is held by this very session and every tier and
 	// source is still the object that was consulted. It is errHeldUp where the host's
 	// clock has jumped.

@@ -176,6 +176,7 @@ func (fk *foreignKey) betterThan(other *foreignKey) bool {
 // checkForeignKeys refuses a foreign key that no source covers, and one whose
 // rows a delete would take along although where says that they don't refer.
 func (r *pgResolver) checkForeignKeys(sources []pgSource) {
+	warned := map[*pgSource]bool{}
 	for i := range r.foreignKeys {
 		fk := &r.foreignKeys[i]
 		s := covering(fk, sources)
@@ -191,11 +192,16 @@ func (r *pgResolver) checkForeignKeys(sources []pgSource) {
 		case s.Where != "" && slices.Contains([]string{"c", "n", "d"}, fk.onDelete):
 			r.found.Add(finding.Misconfigured, s.Path+".where", "foreign key %s takes its rows along when a blob goes (ON DELETE CASCADE, SET NULL or SET DEFAULT), "+
 				"those that where leaves out too; make it ON DELETE NO ACTION or RESTRICT, or leave where out", fk.constraint)
-		case s.Where != "" && !s.held:
+		case s.Where != "" && !warned[s]:
+			warned[s] = true
 			r.found.Add(finding.Warning, s.Path+".where", "it has no effect: foreign key %s holds a blob for the rows that it leaves out as well", fk.constraint)
 		}
-		s.held = true
 	}
+}
+
+// held says whether a foreign key holds rows of the source.
+func (r *pgResolver) held(s *pgSource) bool {
+	return slices.ContainsFunc(r.foreignKeys, func(fk foreignKey) bool { return covering(&fk, []pgSource{*s}) != nil })
 }
 
 // verbatim says that a value of the source is the key itself.

@@ -15,10 +15,12 @@ import (
 )
 
 const (
-	pgNoForeignKey = "M:liveness[0].guard: source r (public.r.b) has no foreign key to a tier's table" + pgLeft + "add a foreign key from the column to the blobs' table, or write guard: settle"
+	pgNoForeignKey = "M:liveness[0].guard: source r (public.r.b) has no foreign key to a tier's table" + pgNoTrigger + pgLeft + "add a foreign key from the column to the blobs' table, or " + pgInstall + "write guard: settle"
+	pgNoTrigger    = " and has no guard trigger"
+	pgInstall      = "run gc-agent guard install --source r (guard sql prints what it does), or "
 	pgLeft         = ", so only guard settle is left, which misses a reference whose transaction starts writing after the wait and commits after the check; "
 	pgGap          = "M:liveness[0].guard: source r (public.r.b) isn't guarded by foreign key r_fk"
-	pgChange       = pgLeft + "change that, or write guard: settle"
+	pgChange       = pgNoTrigger + pgLeft + "change that, or " + pgInstall + "write guard: settle"
 )
 
 func pgIntPool(table, column string) pgPool {
@@ -229,7 +231,7 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"with children that inherit", `CREATE TABLE r (b int UNIQUE CONSTRAINT r_fk REFERENCES blobs); CREATE TABLE child () INHERITS (r); INSERT INTO r VALUES (1); INSERT INTO child VALUES (2)`,
 			reg("b"), "",
-			[]string{pgGap + ", which doesn't hold for the tables that inherit from public.r" + pgChange},
+			[]string{pgGap + ", which doesn't hold for the tables that inherit from public.r and can have no guard trigger (tables inherit from public.r, and rows of theirs fire no trigger of it)" + pgLeft + "change that, or write guard: settle"},
 			nil,
 		},
 		{
@@ -256,7 +258,7 @@ func TestPostgresForeignKeyShapes(t *testing.T) {
 		{
 			"asked for by a query", `CREATE TABLE r (b int UNIQUE)`,
 			guarded(pgQuery("SELECT b FROM public.r", ""), liveness.ForeignKey), "",
-			[]string{"M:liveness[0].guard: source query (a query) has no foreign key" + pgLeft + "register the table that has one, or write guard: settle"},
+			[]string{"M:liveness[0].guard: source query (a query) has no foreign key and can have no guard trigger, as a query" + pgLeft + "register the table that has one, or write guard: settle"},
 			nil,
 		},
 		{

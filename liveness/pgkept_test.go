@@ -206,7 +206,7 @@ func TestPostgresRightsOfSeveralSources(t *testing.T) {
 	role.wantFindings(t, "several", pool, []liveness.Source{pgSource("none", "b", ""), settled(pgSource("b", "b", "")), where, pgQuery("SELECT b FROM public.c", "")},
 		"U:liveness[0].table: there is no table public.none in the database; create it or correct the name",
 		"U:liveness[0]: this role ("+name+`) may not read public.b; run: GRANT SELECT ("b") ON "public"."b" TO `+name,
-		"M:liveness[0].guard: source query (a query) has no foreign key"+pgLeft+"register the table that has one, or write guard: settle",
+		"M:liveness[0].guard: source query (a query) has no foreign key and can have no guard trigger, as a query"+pgLeft+"register the table that has one, or write guard: settle",
 		"U:liveness[0]: permission denied for table b; grant this role ("+name+") what that needs",
 		"U:liveness[0]: permission denied for table c; grant this role ("+name+") what that needs")
 

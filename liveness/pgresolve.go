@@ -22,6 +22,12 @@ type Options struct {
 	Kind blob.Kind
 	// Enforce asks for what deleting needs: a guard that was chosen knowingly.
 	Enforce bool
+	// Pool is the pool's name, as commands have it, and Schema where functions of
+	// the agent's are.
+	Pool, Schema string
+	// AnyGuard takes whatever guard there is, and finds no fault with it: for who is
+	// about to make one.
+	AnyGuard bool
 	// Elsewhere says that the pool's blobs are in another database: no foreign key
 	// leads there, and targets are empty.
 	Elsewhere bool
@@ -47,7 +53,7 @@ type omit struct {
 // warning. q is a transaction, best a read-only one; none of the sources' SQL is
 // executed.
 func ResolvePostgres(ctx context.Context, q pgdb.Querier, opts Options, sources []Source, targets []Target) (*Postgres, finding.List, error) {
-	r := pgResolver{q: q, opts: opts}
+	r := pgResolver{q: q, opts: opts, targets: targets}
 	var err error
 	if r.role, err = pgdb.LookupGrantee(ctx, q, ""); err != nil {
 		return nil, nil, err
@@ -58,7 +64,7 @@ func ResolvePostgres(ctx context.Context, q pgdb.Querier, opts Options, sources 
 	if r.foreignKeys, err = readForeignKeys(ctx, q, targets); err != nil {
 		return nil, nil, err
 	}
-	p := &Postgres{kind: opts.Kind, targets: targets, foreignKeys: r.foreignKeys}
+	p := &Postgres{kind: opts.Kind, pool: opts.Pool, targets: targets, foreignKeys: r.foreignKeys}
 	for _, src := range sources {
 		s, err := r.resolve(ctx, src)
 		if err != nil {
@@ -80,6 +86,7 @@ type pgResolver struct {
 	q           pgdb.Querier
 	opts        Options
 	role        pgdb.Grantee
+	targets     []Target
 	foreignKeys []foreignKey
 	found       finding.List
 }
@@ -109,6 +116,7 @@ func (r *pgResolver) resolve(ctx context.Context, src Source) (pgSource, error) 
 			return s, err
 		}
 		s.foreignKey = r.foreignKeyOf(&s)
+		s.held = r.held(&s)
 		r.resolveFormat(&s)
 		if s.format.Placeholder() != 0 {
 			if err := r.resolveProbe(ctx, &s); err != nil {
@@ -120,8 +128,7 @@ func (r *pgResolver) resolve(ctx context.Context, src Source) (pgSource, error) 
 	if err := r.resolveReads(ctx, &s); err != nil || s.value == 0 {
 		return s, err
 	}
-	r.resolveGuard(&s)
-	return s, nil
+	return s, r.resolveGuard(ctx, &s)
 }
 
 func (r *pgResolver) resolveTable(ctx context.Context, s *pgSource) error {
@@ -513,55 +520,6 @@ func requote(expr string) string {
 		name = `"` + name + `"`
 	}
 	return m[1] + name + m[3]
-}
-
-func (r *pgResolver) resolveGuard(s *pgSource) {
-	defer s.leaveSpellingsOpen()
-	gap, remedy := r.gap(s)
-	if gap == "" && s.Guard != Settle {
-		s.guard = ForeignKey
-		s.open = "references written while the foreign key's triggers are off (session_replication_role, ALTER TABLE ... DISABLE TRIGGER)"
-		return
-	}
-	s.guard = Settle
-	s.open = "a reference whose transaction starts writing after the wait and commits after the check"
-	if s.Guard == ForeignKey || s.Guard != Settle && r.opts.Enforce {
-		r.found.Add(finding.Misconfigured, s.Path+".guard", "source %s (%s) %s, so only guard settle is left, which misses %s; %swrite guard: settle", s.Name, s.what(), gap, s.open, remedy)
-	}
-}
-
-// leaveSpellingsOpen adds what a look-up by key doesn't find.
-func (s *pgSource) leaveSpellingsOpen() {
-	if _, checked := s.badValue(); checked && !s.scanned && !s.lowerIndex && s.format.Placeholder() != blob.Text {
-		s.open += "; a value in another spelling that is written while a sweep runs"
-	}
-}
-
-// what names what the source reads.
-func (s *pgSource) what() string {
-	if s.rel == nil {
-		return "a query"
-	}
-	return s.rel.String() + "." + s.col.Name
-}
-
-// gap says of the source why no foreign key guards it, and what would change
-// that; it is empty when one does.
-func (r *pgResolver) gap(s *pgSource) (gap, remedy string) {
-	switch {
-	case r.opts.Elsewhere:
-		return "refers to blobs in another database, where no foreign key leads", ""
-	case s.Query != "":
-		return "has no foreign key", "register the table that has one, or "
-	case s.foreignKey == nil:
-		return "has no foreign key to a tier's table", "add a foreign key from the column to the blobs' table, or "
-	case s.foreignKey.gap != "":
-		return "isn't guarded by foreign key " + s.foreignKey.constraint + " (" + s.foreignKey.gap + ")", "change that, or "
-	case s.rel.Kind == "r" && len(s.parts) > 1:
-		return "isn't guarded by foreign key " + s.foreignKey.constraint + ", which doesn't hold for the tables that inherit from " + s.rel.String(), "change that, or "
-	default:
-		return "", ""
-	}
 }
 
 // serverMessage is the server's own words about a statement, which contain no

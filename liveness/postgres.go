@@ -25,6 +25,7 @@ type Target struct {
 // which Changed tells.
 type Postgres struct {
 	kind        blob.Kind
+	pool        string
 	sources     []pgSource
 	targets     []Target
 	foreignKeys []foreignKey // to the targets
@@ -51,6 +52,9 @@ type pgSource struct {
 	scanned bool     // values are decoded, every one, instead of probed
 	guard   Guard
 	open    string
+	close   string    // what would close it
+	trigger pgTrigger // unless a foreign key guards it
+	locks   []pgLock  // what guard table_lock locks
 }
 
 // Sources describes the sources in the order of Answer.Source.
@@ -73,7 +77,7 @@ func (s *pgSource) info() Info {
 		probe = "probed by lower(" + s.col.Name + ")"
 	}
 	return Info{
-		Path: s.Path, Name: s.Name, Guard: s.guard, LeavesOpen: s.open,
+		Path: s.Path, Name: s.Name, Guard: s.guard, LeavesOpen: s.open, WouldClose: s.close,
 		Probe: probe, Indexed: s.indexed, AllowEmpty: s.AllowEmpty,
 	}
 }
@@ -417,8 +421,8 @@ func (p *Postgres) Empty(ctx context.Context, q pgdb.Querier) ([]Info, error) {
 // Changed returns what isn't as it was resolved: columns of the sources that
 // were dropped, renamed, made anew or given another type, the same of what their
 // SQL reads by name or through views (not of what a function of theirs reads),
-// views of another definition, and foreign keys to the targets that came, went
-// or guard otherwise.
+// views of another definition, and foreign keys to the targets, and triggers that
+// guard, that came, went or guard otherwise.
 func (p *Postgres) Changed(ctx context.Context, q pgdb.Querier) ([]string, error) {
 	var prints []pgdb.Fingerprint
 	for i := range p.sources {
@@ -438,7 +442,11 @@ func (p *Postgres) Changed(ctx context.Context, q pgdb.Querier) ([]string, error
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(changed, read, differing(p.foreignKeys, now)), nil
+	triggers, err := p.changedTriggers(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(changed, read, differing(p.foreignKeys, now), triggers), nil
 }
 
 // BadValue is a value that stops a sweep: it names no key, or names one in a

@@ -32,6 +32,8 @@ type Guard string
 const (
 	Auto       Guard = "auto"
 	ForeignKey Guard = "foreign_key"
+	Trigger    Guard = "trigger"
+	TableLock  Guard = "table_lock" // never taken by Auto
 	Settle     Guard = "settle"
 	Serial     Guard = "serial"
 )
@@ -71,6 +73,8 @@ type Info struct {
 	// LeavesOpen says in a sentence what the guard doesn't stop; empty when
 	// nothing that is known of.
 	LeavesOpen string
+	// WouldClose says what would close that; empty when nothing is known to.
+	WouldClose string
 	// Probe says how a key is looked for.
 	Probe string
 	// Indexed says that the probe has an index to go by.

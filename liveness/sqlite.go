@@ -46,6 +46,7 @@ type sqliteSource struct {
 
 	guard Guard
 	open  string
+	close string // what would close it
 }
 
 // Sources describes the sources in the order of Answer.Source.
@@ -68,7 +69,7 @@ func (s *sqliteSource) info() Info {
 		probe = "probed by " + s.col.Name + " COLLATE NOCASE"
 	}
 	return Info{
-		Path: s.Path, Name: s.Name, Guard: s.guard, LeavesOpen: s.open,
+		Path: s.Path, Name: s.Name, Guard: s.guard, LeavesOpen: s.open, WouldClose: s.close,
 		Probe: probe, Indexed: s.indexed, AllowEmpty: s.AllowEmpty,
 	}
 }

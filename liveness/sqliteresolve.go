@@ -308,10 +308,12 @@ func (r *sqliteResolver) resolveGuard(s *sqliteSource) {
 		// Every deleting transaction has the write lock, whatever was chosen.
 		s.guard = Serial
 		s.open = "a reference by an application that looks for the blob in one transaction and refers to it in a later one"
+		s.close = "looking for the blob and referring to it in one transaction"
 		return
 	}
 	s.guard = Settle
 	s.open = "a reference whose transaction takes the write lock after the wait and commits after the check"
+	s.close = "moving the table into the blobs' file"
 	switch {
 	case s.Guard == Serial:
 		r.found.Add(finding.Misconfigured, path, "serial holds only where the source and the blobs are in one file; choose guard: settle")

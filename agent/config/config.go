@@ -114,6 +114,8 @@ type Guard string
 const (
 	GuardAuto       Guard = "auto"
 	GuardForeignKey Guard = "foreign_key"
+	GuardTrigger    Guard = "trigger"
+	GuardTableLock  Guard = "table_lock"
 	GuardSettle     Guard = "settle"
 	GuardSerial     Guard = "serial"
 )

@@ -314,20 +314,28 @@ var problemCases = []struct {
 		`9: pools[0].liveness[0].format: "{hex[0:2]}/{hex}" has several placeholders, slices or {*}: a source takes one placeholder and text around it`,
 		`10: pools[0].liveness[1].format: "{*}/{hex}" has several placeholders, slices or {*}: a source takes one placeholder and text around it`,
 	}},
-	{"source options", base("liveness:", "- {name: s, table: t, column: c, format: '{hax}', guard: trigger, allow_empty: yes, on_unparseable: skip}"), []string{
+	{"source options", base("liveness:", "- {name: s, table: t, column: c, format: '{hax}', guard: triger, allow_empty: yes, on_unparseable: skip}"), []string{
 		`9: pools[0].liveness[0].format: "{hax}" isn't a format: unknown placeholder {hax} at position 1: it can be {bytes}, {text}, {int}, {uuid}, {hex}, {HEX}, {base64} or {*}`,
-		`9: pools[0].liveness[0].guard: "trigger" isn't known: want auto, foreign_key, settle or serial`,
+		`9: pools[0].liveness[0].guard: "triger" isn't known: want auto, foreign_key, trigger, table_lock, settle or serial`,
 		`9: pools[0].liveness[0].allow_empty: want true or false, got a string`,
 		`9: pools[0].liveness[0].on_unparseable: "skip" isn't known: want abort or ignore`,
 	}},
 	{"guards", base("liveness:", "- {name: a, table: t, column: c, guard: serial}", "- {name: b, database: lite, table: t, column: c, guard: settle}", "- {name: c, database: lite, table: t, column: c, guard: foreign_key}",
 		"- {name: d, database: lite, table: t, column: c, guard: serial}"), []string{
-		`9: pools[0].liveness[0].guard: serial is a guard of SQLite's: want auto, foreign_key or settle`,
+		`9: pools[0].liveness[0].guard: serial is a guard of SQLite's: want auto, foreign_key, trigger, table_lock or settle`,
 		`11: pools[0].liveness[2].guard: foreign_key is a guard of Postgres's: want auto, serial or, where the blobs are in another database, settle`,
 		`12: pools[0].liveness[3].guard: serial holds within one file, and the blobs are in another database: want settle`,
 	}},
 	{"settle in the blobs' own file", "databases: {a: {url: 'sqlite:a.db'}}\npools:\n- {name: p, database: a, blobs: [{type: table, table: t, column: c}], liveness: [{name: s, table: u, column: c, guard: settle}]}\n", []string{
 		`3: pools[0].liveness[0].guard: on SQLite settle is for a source in another database than the blobs: want auto or serial`,
+	}},
+	{"guards of Postgres's", base("liveness:", "- {name: a, database: lite, table: t, column: c, guard: trigger}", "- {name: b, database: lite, table: t, column: c, guard: table_lock}"), []string{
+		`9: pools[0].liveness[0].guard: trigger is a guard of Postgres's: want auto, serial or, where the blobs are in another database, settle`,
+		`10: pools[0].liveness[1].guard: table_lock is a guard of Postgres's: want auto, serial or, where the blobs are in another database, settle`,
+	}},
+	{"trigger and lock across", "databases: {a: {url: 'postgres://h/a'}, b: {url: 'postgres://h/b'}}\npools:\n- {name: p, database: a, blobs: [{type: table, table: t, column: c}], liveness: [{name: s, database: b, table: t, column: c, guard: trigger}, {name: u, database: b, table: t, column: c, guard: table_lock}]}\n", []string{
+		`3: pools[0].liveness[0].guard: a trigger can't look for a blob in another database, and the blobs are in one: want settle`,
+		`3: pools[0].liveness[1].guard: a lock in another database isn't held by the transaction that deletes, and the blobs are in one: want settle`,
 	}},
 	{"foreign key across", "databases: {a: {url: 'postgres://h/a'}, b: {url: 'postgres://h/b'}}\npools:\n- {name: p, database: a, blobs: [{type: table, table: t, column: c}], liveness: [{name: s, database: b, table: t, column: c, guard: foreign_key}]}\n", []string{
 		`3: pools[0].liveness[0].guard: a foreign key can't lead into another database, and the blobs are in one: want settle`,

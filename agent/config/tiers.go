@@ -47,7 +47,7 @@ func (c *Validated) source(v value, p Pool, own poolDatabase) Source {
 	s.readRows(f, db.Engine)
 	f.get("format").format(&s.Format)
 	guard := f.get("guard")
-	choose(guard, &s.Guard, GuardAuto, GuardForeignKey, GuardSettle, GuardSerial)
+	choose(guard, &s.Guard, GuardAuto, GuardForeignKey, GuardTrigger, GuardTableLock, GuardSettle, GuardSerial)
 	c.checkGuard(guard, s.Guard, db, p)
 	f.get("allow_empty").boolean(&s.AllowEmpty)
 	choose(f.get("on_unparseable"), &s.OnUnparseable, UnparseableAbort, UnparseableIgnore)
@@ -81,14 +81,19 @@ func (s *Source) readRows(f *fields, engine Engine) {
 // checkGuard refuses a guard that the source's database can't have.
 func (c *Validated) checkGuard(v value, guard Guard, db Database, p Pool) {
 	host, _ := c.Database(p.Host) // none, or one without an engine: nothing to compare with
+	ofPostgres := guard == GuardForeignKey || guard == GuardTrigger || guard == GuardTableLock
 	apart := host.Engine != 0 && db.Engine != 0 && host.identity != db.identity
 	switch {
 	case guard == GuardSerial && db.Engine == Postgres:
-		v.fail("serial is a guard of SQLite's: want auto, foreign_key or settle")
-	case guard == GuardForeignKey && db.Engine == SQLite:
-		v.fail("foreign_key is a guard of Postgres's: want auto, serial or, where the blobs are in another database, settle")
+		v.fail("serial is a guard of SQLite's: want auto, foreign_key, trigger, table_lock or settle")
+	case ofPostgres && db.Engine == SQLite:
+		v.fail("%s is a guard of Postgres's: want auto, serial or, where the blobs are in another database, settle", guard)
 	case guard == GuardSettle && db.Engine == SQLite && !apart:
 		v.fail("on SQLite settle is for a source in another database than the blobs: want auto or serial")
+	case guard == GuardTrigger && apart:
+		v.fail("a trigger can't look for a blob in another database, and the blobs are in one: want settle")
+	case guard == GuardTableLock && apart:
+		v.fail("a lock in another database isn't held by the transaction that deletes, and the blobs are in one: want settle")
 	case guard == GuardForeignKey && apart:
 		v.fail("a foreign key can't lead into another database, and the blobs are in one: want settle")
 	case guard == GuardSerial && apart:

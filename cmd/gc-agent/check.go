@@ -14,7 +14,7 @@ import (
 
 const checkHelp = `Check looks at everything that a sweep would consult, and only reads: where the
 blobs are, what refers to them, how each reference is guarded and looked for,
-what that leaves open, and what would stop a sweep now.`
+what that leaves open, what would close it, and what would stop a sweep now.`
 
 func newCheck(a *app) *cobra.Command {
 	var names []string
@@ -109,6 +109,7 @@ type source struct {
 	Path       string `json:"path"`
 	Guard      string `json:"guard"`
 	LeavesOpen string `json:"leaves_open"`
+	WouldClose string `json:"would_close"`
 	Probe      string `json:"probe"`
 	Indexed    bool   `json:"indexed"`
 	AllowEmpty bool   `json:"allow_empty"`
@@ -148,7 +149,7 @@ func (a *app) describe(check agent.PoolCheck, err error) checked {
 		c.Tiers = append(c.Tiers, tier{t.Type, t.Database, table, t.Column})
 	}
 	for _, s := range check.Sources {
-		c.Sources = append(c.Sources, source{s.Name, s.Path, string(s.Guard), s.LeavesOpen, s.Probe, s.Indexed, s.AllowEmpty})
+		c.Sources = append(c.Sources, source{s.Name, s.Path, string(s.Guard), s.LeavesOpen, s.WouldClose, s.Probe, s.Indexed, s.AllowEmpty})
 	}
 	for _, f := range check.Findings {
 		p, severity := a.problem(check.Pool, f), "problem"

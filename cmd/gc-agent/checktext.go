@@ -30,6 +30,9 @@ func (c checked) text(now time.Time) string {
 		if s.LeavesOpen != "" {
 			field("", "leaves open: %s", s.LeavesOpen)
 		}
+		if s.WouldClose != "" {
+			field("", "would close it: %s", s.WouldClose)
+		}
 	}
 	for _, f := range c.Findings {
 		field(f.Severity, "%s", config.Problem{File: f.File, Line: f.Line, Path: f.Path, Message: f.Message})

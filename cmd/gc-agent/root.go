@@ -50,7 +50,7 @@ func newRoot(a *app) *cobra.Command {
 		"the configuration `file` (default: "+localConfig+", else "+systemConfig+")")
 	root.SetFlagErrorFunc(unknownFlag)
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newRun(a), newSweep(a), newCheck(a), newWindow(a), newPins(a), newSchema(a), newGrants(a), newDemo(a), newVersion(a))
+	root.AddCommand(newRun(a), newSweep(a), newCheck(a), newWindow(a), newPins(a), newSchema(a), newGuard(a), newGrants(a), newDemo(a), newVersion(a))
 	finishCompletion(root)
 	return root
 }

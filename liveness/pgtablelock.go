@@ -1,0 +1,192 @@
+package liveness
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/alkblobs/gc-agent/internal/finding"
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// pgLock is a table that the guard table_lock locks, with all that stores rows of
+// it.
+type pgLock struct {
+	oid  uint32
+	name string // quoted and qualified
+}
+
+// resolveTableLock finds out which tables have to be locked, and whether the role
+// may. A table that a function reads nobody can know.
+func (r *pgResolver) resolveTableLock(ctx context.Context, s *pgSource) error {
+	path := s.Path + ".guard"
+	s.guard, s.open = TableLock, openTableLock
+	if s.Query != "" {
+		s.open += openQuery
+	}
+	if r.opts.Elsewhere {
+		r.found.Add(finding.Misconfigured, path, "a lock on a table of another database isn't held by the transaction that deletes; write guard: settle")
+		return nil
+	}
+	if s.rel != nil {
+		immutable, err := r.immutableWhere(ctx, s)
+		if err != nil {
+			return err
+		}
+		if !immutable {
+			r.found.Add(finding.Misconfigured, path, "no lock keeps source %s from referring to more: %s; write guard: settle", s.Name, mutableWhere)
+			return nil
+		}
+	}
+	hidden, err := r.resolveLocks(ctx, s)
+	switch {
+	case err != nil:
+		return err
+	case hidden != "":
+		r.found.Add(finding.Misconfigured, path, "source %s calls %s, and nobody can tell which tables that reads and would have to be locked; register the tables, or write guard: settle", s.Name, hidden)
+		return nil
+	case !r.opts.Enforce:
+		return nil // nothing is ever locked
+	}
+	return r.checkLockRights(ctx, s)
+}
+
+// What a plan calls of somebody's own, by a name that is qualified, since the
+// agent has no search_path; and what of the server's reads tables by their names.
+var readsBehindRE = regexp.MustCompile(`OPERATOR\(|(?:"(?:[^"]|"")+"|\w+)\.(?:"(?:[^"]|"")+"|\w+)\(|\b\w+_to_xml\w*\(|\bts_(?:stat|rewrite)\(`)
+
+// resolveLocks takes from the server which tables the source reads: those that it
+// locks to plan the statement, which has views and functions written out as far
+// as they are seen through. hidden names a function that isn't.
+func (r *pgResolver) resolveLocks(ctx context.Context, s *pgSource) (hidden string, err error) {
+	from := s.rows()
+	if s.rel != nil {
+		from = "(SELECT " + s.column() + " FROM " + from + ") q"
+	}
+	var plan []string
+	var reads []pgRead
+	err = r.aside(ctx, func(sub pgx.Tx) error {
+		rows, err := sub.Query(ctx, "EXPLAIN (VERBOSE, COSTS OFF) SELECT * FROM "+from)
+		if err != nil {
+			return err
+		}
+		if plan, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return err
+		}
+		if rows, err = sub.Query(ctx, selectReads); err != nil {
+			return err
+		}
+		reads, err = pgx.CollectRows(rows, pgx.RowToStructByPos[pgRead])
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("look for the tables to lock: %w", err)
+	}
+	for _, read := range reads {
+		lock := pgLock{read.OID, pgdb.Ident(read.Schema, read.Name)}
+		if (read.Kind == "r" || read.Kind == "p") && !slices.Contains(s.locks, lock) {
+			s.locks = append(s.locks, lock)
+		}
+	}
+	return strings.TrimSuffix(readsBehindRE.FindString(strings.Join(plan, "\n")), "("), nil
+}
+
+// SHARE takes one of these rights on the table as a whole. MAINTAIN, since
+// Postgres 17, is the least of them.
+const selectLockRights = `
+SELECT l.name, current_setting('server_version_num')::int >= 170000
+FROM unnest($1::oid[], $2::text[]) AS l (oid, name)
+WHERE NOT has_table_privilege(l.oid, CASE WHEN current_setting('server_version_num')::int >= 170000
+	THEN 'UPDATE, DELETE, TRUNCATE, MAINTAIN' ELSE 'UPDATE, DELETE, TRUNCATE' END)
+ORDER BY 1`
+
+func (r *pgResolver) checkLockRights(ctx context.Context, s *pgSource) error {
+	oids, names := lockColumns(s.locks)
+	rows, err := r.q.Query(ctx, selectLockRights, oids, names)
+	if err != nil {
+		return fmt.Errorf("look for the right to lock tables: %w", err)
+	}
+	var name string
+	var maintain bool
+	_, err = pgx.ForEachRow(rows, []any{&name, &maintain}, func() error {
+		right := "UPDATE"
+		if maintain {
+			right = "MAINTAIN"
+		}
+		r.found.Add(finding.Unreadable, s.Path, "this role (%s) may not lock %s; run: GRANT %s ON %s TO %s", r.role.SQL, name, right, name, r.role.SQL)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("look for the right to lock tables: %w", err)
+	}
+	return nil
+}
+
+func lockColumns(locks []pgLock) (oids []uint32, names []string) {
+	for _, l := range locks {
+		oids, names = append(oids, l.oid), append(names, l.name)
+	}
+	return oids, names
+}
+
+// LockTables locks the tables of the sources whose guard is table_lock against
+// writers, for the rest of the transaction, each with its partitions and what
+// inherits from it. They are locked in the order of their names, so that two who do
+// so don't wait for each other; it belongs before every other lock of the
+// transaction. A writer that has begun to write is waited for, for lock_timeout at
+// most. A non-empty holdup says which table couldn't be had, and who has it; the
+// transaction goes on then, with the locks that were had.
+func (p *Postgres) LockTables(ctx context.Context, tx pgx.Tx) (holdup string, err error) {
+	var locks []pgLock
+	for i := range p.sources {
+		if s := &p.sources[i]; s.guard == TableLock {
+			locks = append(locks, s.locks...)
+		}
+	}
+	slices.SortFunc(locks, func(a, b pgLock) int { return strings.Compare(a.name, b.name) })
+	for _, lock := range slices.Compact(locks) {
+		// In a savepoint, because not to get a lock is an error to Postgres.
+		err := pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error {
+			_, err := sub.Exec(ctx, "LOCK TABLE "+lock.name+" IN SHARE MODE")
+			return err
+		})
+		if pgdb.Code(err) == pgdb.LockNotAvailable {
+			return heldUpBy(ctx, tx, lock)
+		}
+		if err != nil {
+			return "", fmt.Errorf("lock table %s: %w", lock.name, err)
+		}
+	}
+	return "", nil
+}
+
+// selectHolders reads who has a lock that SHARE doesn't go with, or waits for one
+// before it.
+const selectHolders = `
+WITH RECURSIVE tree AS (
+	SELECT $1::oid AS oid
+	UNION
+	SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
+)
+SELECT coalesce(string_agg(DISTINCT coalesce('pid ' || l.pid || coalesce(' (' || a.usename || ', ' || nullif(a.application_name, '') || ')', ''), 'a prepared transaction'), ', '), '')
+FROM pg_catalog.pg_locks l
+JOIN tree ON tree.oid = l.relation
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.pid IS DISTINCT FROM pg_backend_pid()
+	AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
+	AND l.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')`
+
+func heldUpBy(ctx context.Context, tx pgx.Tx, lock pgLock) (string, error) {
+	var who string
+	if err := tx.QueryRow(ctx, selectHolders, lock.oid).Scan(&who); err != nil {
+		return "", fmt.Errorf("look who holds %s: %w", lock.name, err)
+	}
+	if who == "" {
+		who = "somebody who has ended by now"
+	}
+	return fmt.Sprintf("table_lock: %s can't be locked within lock_timeout, %s writes to it", lock.name, who), nil
+}
