@@ -11,7 +11,7 @@ import (
 
 var pages = []string{
 	"README.md", "CHANGELOG.md", "CONTRIBUTING.md",
-	"docs/control-socket.md", "docs/design.md", "docs/pins.md", "docs/races.md",
+	"docs/control-socket.md", "docs/design.md", "docs/guards.md", "docs/pins.md", "docs/races.md",
 }
 
 var (
