@@ -500,3 +500,23 @@ func TestTriggerName(t *testing.T) {
 		}
 	}
 }
+
+// A virtual generated column is NULL to a trigger, whatever it says.
+func TestTriggerVirtualColumns(t *testing.T) {
+	t.Parallel()
+	w := newPGWorld(t, `CREATE TABLE blobs (id int PRIMARY KEY)`)
+	if pgCount(t, w.app, "SELECT current_setting('server_version_num')::int") < 180000 {
+		t.Skip("Postgres 18 was the first to have them")
+	}
+	pgtest.Exec(t, w.app, `CREATE TABLE r (a int UNIQUE, b int GENERATED ALWAYS AS (a + 1) VIRTUAL)`)
+	for why, sources := range map[string][]liveness.Source{
+		"a trigger can't see virtual generated columns": {pgSource("r", "b", ""), filtered(pgSource("r", "a", ""), "b > 3")},
+		"": {pgSource("r", "a", "")},
+	} {
+		for _, s := range sources {
+			if plan := w.mustResolve(t, triggerPool(blob.KindInt, "id"), s).TriggerPlans(false)[0]; plan.Why != why {
+				t.Errorf("%s where %q: %q, want %q", s.Column, s.Where, plan.Why, why)
+			}
+		}
+	}
+}
