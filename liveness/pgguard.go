@@ -26,7 +26,7 @@ func (r *pgResolver) resolveGuard(ctx context.Context, s *pgSource) error {
 	gap, remedy := r.gap(s)
 	if gap == "" && (s.Guard == Auto || s.Guard == ForeignKey) {
 		s.guard, s.open = ForeignKey, openForeignKey
-		s.close = "nobody's switching them off"
+		s.close = "never switching them off"
 		return r.openToSubscriptions(ctx, s, ", which fire no foreign key")
 	}
 	if err := r.resolveTrigger(ctx, s); err != nil {
