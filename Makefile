@@ -3,6 +3,7 @@
 GO       ?= go
 FUZZTIME ?= 30s
 KEYS     ?= 200000
+DURATION ?= 60s
 
 LINT_VERSION   := v2.15.0
 FORMAT_VERSION := v0.12.0
@@ -17,7 +18,7 @@ VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unkno
 export CGO_ENABLED = 0
 
 .NOTPARALLEL:
-.PHONY: help build test lint fmt bench fuzz clean compiler faketime pooler vet
+.PHONY: help build test lint fmt bench torture fuzz clean compiler faketime pooler vet
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +26,7 @@ help: ## list the targets
 build: ## build the static binary bin/gc-agent
 	$(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/gc-agent ./cmd/gc-agent
 
-# exec, here and in bench: make sends SIGTERM to its own child alone, and a shell in between would end without passing it on.
+# exec, here and in bench and torture: make sends SIGTERM to its own child alone, and a shell in between would end without passing it on.
 test: compiler faketime pooler vet lint ## vet, lint, and run all tests with the race detector, beside a Postgres server of their own
 	CGO_ENABLED=1 exec scripts/postgres run -- $(GO) test -race -timeout 18m ./...
 
@@ -40,6 +41,9 @@ fmt: $(FORMAT) ## format the Go code
 
 bench: ## measure sweeps of KEYS (200000) blobs, beside a Postgres server of their own
 	exec scripts/postgres run -- $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./bench -args -keys $(KEYS)
+
+torture: ## torture agents and writers for DURATION (60s), up to three times that long, beside a Postgres server of their own
+	exec scripts/postgres run -- $(GO) test -count=1 -v -timeout 0 -run 'TestTorture|TestRogue' ./torture -args -duration $(DURATION)
 
 fuzz: ## fuzz each target for FUZZTIME (30s)
 	GO='$(GO)' scripts/fuzz $(FUZZTIME)

@@ -86,14 +86,15 @@ func watchMemory(pid int, ended <-chan struct{}) (peakMiB float64) {
 		case <-ended:
 			return peakMiB
 		case <-poll.C:
-			if mib, err := peakMemory(pid); err == nil {
+			if mib, err := PeakMemory(pid); err == nil {
 				peakMiB = max(peakMiB, mib)
 			}
 		}
 	}
 }
 
-func peakMemory(pid int) (mib float64, err error) {
+// PeakMemory reads the peak of a running process's memory, VmHWM.
+func PeakMemory(pid int) (mib float64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
