@@ -67,7 +67,11 @@ func (c *chaos) rage(ctx context.Context, stop <-chan struct{}) error {
 		if err := next.do(ctx, stop); err != nil {
 			return fmt.Errorf("chaos: %s: %w", next.race, err)
 		}
-		if err := pause(ctx, time.Duration(c.rng.Int64N(int64(rest)))); err != nil {
+		most := rest
+		if !slices.ContainsFunc(c.acts, func(a act) bool { return c.run.counts.total(a.race) < enough }) {
+			most *= 4 // the batches are the others' now
+		}
+		if err := pause(ctx, time.Duration(c.rng.Int64N(int64(most)))); err != nil {
 			return err
 		}
 	}

@@ -27,7 +27,7 @@ const (
 	lookMetDelete = "look under lock: seen, deleted"
 	pinMetDelete  = "pin: seen, deleted"
 	pinWaited     = "pin waited for an arbitration"
-	rowWaited     = "writer waited for a batch's row"
+	rowWaited     = "writer waited for a batch"
 )
 
 // What agents meet.
@@ -36,7 +36,7 @@ const (
 	pinnedKey  = "overdue, pinned since the mark"
 	locked     = "overdue, its row or key locked"
 	leaseHeld  = "another agent had the lease"
-	heldUp     = "held up by a writer that settle waited for"
+	heldUp     = "held up by a writer that was waited for"
 	terminated = "batch rolled back: session terminated"
 	killed     = "batch rolled back: agent killed"
 	takenOver  = "lease taken over from a killed agent"

@@ -3,8 +3,12 @@ package torture_test
 import (
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"testing"
+
+	"github.com/alkblobs/gc-agent/agent/config"
 )
 
 // ownSchema begins the name of the agent's schema of a pool; the application's
@@ -24,16 +28,20 @@ const (
 	byPin
 	// byLook locks the blob's row FOR KEY SHARE before it refers.
 	byLook
+	// byTableLock begins by locking the tables of the references, as it will write
+	// to them.
+	byTableLock
 )
 
 // pool is one application and the guard that its references are under. Values
 // stand here as text, in the form in which the server prints them.
 type pool struct {
-	name  string
-	guard string // of both sources
-	hold  hold
-	key   string // type of the blobs' key column
-	blob  string // type of the references' column, and its constraint
+	name    string
+	writers int
+	guard   string // of both sources
+	hold    hold
+	key     string // type of the blobs' key column
+	blob    string // type of the references' column, and its constraint
 	// format is the sources', empty for the column's own.
 	format string
 	// refer is the value that refers to a blob, referred the key that it names.
@@ -45,11 +53,11 @@ type pool struct {
 func pools() []*pool {
 	return []*pool{
 		{
-			name: "fk", guard: "foreign_key", hold: byConstraint, key: "bytea",
+			name: "fk", writers: 2, guard: "foreign_key", hold: byConstraint, key: "bytea",
 			blob: "bytea REFERENCES fk.blobs", refer: asKey, referred: isKey,
 		},
 		{
-			name: "fk_other", guard: "foreign_key", hold: byConstraint, key: "text",
+			name: "fk_other", writers: 2, guard: "foreign_key", hold: byConstraint, key: "text",
 			blob:  "bigint REFERENCES fk_other.blobs (incarnation)",
 			refer: func(_ string, incarnation int64) string { return strconv.FormatInt(incarnation, 10) },
 			referred: func(value string, keys map[int64]string) string {
@@ -60,16 +68,36 @@ func pools() []*pool {
 			},
 		},
 		{
-			name: "pin", guard: "settle", hold: byPin, key: "bytea", blob: "text", format: "sha256:{hex}",
-			refer:    func(key string, _ int64) string { return "sha256:" + strings.TrimPrefix(key, `\x`) },
-			referred: func(value string, _ map[int64]string) string { return `\x` + strings.TrimPrefix(value, "sha256:") },
+			name: "pin", writers: 4, guard: "settle", hold: byPin, key: "bytea", blob: "text", format: "sha256:{hex}",
+			refer: asDigest, referred: isDigest,
 		},
-		{name: "look", guard: "settle", hold: byLook, key: "text", blob: "text", refer: asKey, referred: isKey},
+		{name: "look", writers: 2, guard: "settle", hold: byLook, key: "text", blob: "text", refer: asKey, referred: isKey},
+		{
+			name: "trigger", writers: 2, guard: "trigger", hold: byConstraint, key: "bytea", blob: "text", format: "sha256:{hex}",
+			refer: asDigest, referred: isDigest,
+		},
+		{name: "locked", writers: 2, guard: "table_lock", hold: byTableLock, key: "text", blob: "text", refer: asKey, referred: isKey},
 	}
+}
+
+// known returns the pools whose guard the agent has.
+func known(t *testing.T) []*pool {
+	return slices.DeleteFunc(pools(), func(p *pool) bool {
+		_, err := config.Parse(p.name, []byte(configuration("postgres://localhost/app", []*pool{p})), config.OSEnv())
+		if err != nil {
+			t.Logf("without pool %s: %v", p.name, err)
+		}
+		return err != nil
+	})
 }
 
 func asKey(key string, _ int64) string              { return key }
 func isKey(value string, _ map[int64]string) string { return value }
+
+func asDigest(key string, _ int64) string { return "sha256:" + strings.TrimPrefix(key, `\x`) }
+func isDigest(value string, _ map[int64]string) string {
+	return `\x` + strings.TrimPrefix(value, "sha256:")
+}
 
 // constrained says whether a row keeps its blob even where the source's `where`
 // sets the row aside: no database lets a foreign key dangle.
@@ -138,7 +166,7 @@ func configuration(url string, pools []*pool) string {
     window: 0s
     blobs: [{type: table, table: %[1]s.blobs, column: key}]
     brakes: {off: [max_dead_ratio]}
-    limits: {batch: 8, settle_timeout: 300ms}
+    limits: {batch: 8, settle_timeout: 300ms, lock_timeout: 300ms}
     liveness:
 `, p.name, ownSchema+p.name, p.hold == byPin)
 		for _, table := range tables {

@@ -23,9 +23,7 @@ import (
 )
 
 const (
-	// writersEach is how many writers a pool has.
-	writersEach = 2
-	poll        = 3 * time.Millisecond
+	poll = 3 * time.Millisecond
 	// patience is for a machine that is busy.
 	patience = time.Minute
 )
@@ -72,7 +70,7 @@ func newRun(t *testing.T, pools []*pool, seed uint64) *run {
 		if _, err := r.admin.Exec(t.Context(), p.schema()); err != nil {
 			t.Fatalf("make pool %s: %v", p.name, err)
 		}
-		for n := range writersEach {
+		for n := range p.writers {
 			owner := fmt.Sprintf("%s-%d", p.name, n)
 			w := &writer{run: r, pool: p, owner: owner, rng: rand.New(rand.NewPCG(seed, uint64(len(r.writers)))), refs: map[int64]reference{}}
 			r.writers = append(r.writers, w)

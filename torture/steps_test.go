@@ -124,7 +124,7 @@ func (a *attempt) hold(s step) (incarnation int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := a.pause(); err != nil {
+	if err := pause(a.ctx, s.making); err != nil {
 		return 0, err
 	}
 	switch a.pool.hold {

@@ -37,11 +37,11 @@ func TestTorture(t *testing.T) {
 		*seed = rand.Uint64()
 	}
 	began := time.Now()
-	r := newRun(t, pools(), *seed)
+	r := newRun(t, known(t), *seed)
 	r.binary = bench.Build(t)
 	r.agents = []*agentProcess{
 		r.newAgent("run-1", "run"), r.newAgent("run-2", "run"),
-		r.newAgent("sweep-1", "sweep", "--json", "--pool", "fk,fk_other"), r.newAgent("sweep-2", "sweep", "--json", "--pool", "pin,look"),
+		r.newAgent("sweep-1", "sweep", "--json", "--pool", r.every(2, 0)), r.newAgent("sweep-2", "sweep", "--json", "--pool", r.every(2, 1)),
 	}
 	r.ensureSchema()
 	r.judge()
@@ -82,12 +82,33 @@ func (r *run) conclude() {
 	}
 }
 
-// ensureSchema makes the agent's tables and functions, as before a deployment.
+// every names every nth pool, from the one at first on.
+func (r *run) every(n, first int) string {
+	var names []string
+	for i := first; i < len(r.pools); i += n {
+		names = append(names, r.pools[i].name)
+	}
+	return strings.Join(names, ",")
+}
+
+// ensureSchema makes the agent's tables, functions and triggers, as before a
+// deployment.
 func (r *run) ensureSchema() {
 	r.t.Helper()
-	args := append([]string{"schema", "ensure"}, r.agents[0].args[1:]...)
-	if out, err := exec.CommandContext(r.t.Context(), string(r.binary), args...).CombinedOutput(); err != nil {
-		r.t.Fatalf("schema ensure: %v\n%s", err, out)
+	r.command("schema", "ensure")
+	for _, p := range r.pools {
+		if p.guard == "trigger" {
+			r.command("guard", "install", p.name)
+		}
+	}
+}
+
+// command runs a command to its end.
+func (r *run) command(args ...string) {
+	r.t.Helper()
+	cmd := exec.CommandContext(r.t.Context(), string(r.binary), append(args, r.agents[0].args[1:]...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		r.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 

@@ -50,6 +50,9 @@ type step struct {
 	pick  int
 	ttl   time.Duration
 	rest  time.Duration // between the parts of it
+	// making is how long the content takes to make, once the writer has seen whether
+	// it is stored.
+	making time.Duration
 }
 
 // The operations.
@@ -105,8 +108,8 @@ func (w *writer) draw() plan {
 	for range 1 + w.rng.IntN(3) {
 		s := step{
 			op: operations[w.rng.IntN(len(operations))], key: w.pool.keyOf(w.rng.IntN(keys)), table: tables[w.rng.IntN(len(tables))],
-			pick: w.rng.IntN(1000), ttl: time.Duration(20+w.rng.IntN(150)) * time.Millisecond,
-			rest: time.Duration(w.rng.IntN(4000)) * time.Microsecond,
+			pick: w.rng.IntN(1000), ttl: time.Duration(40+w.rng.IntN(200)) * time.Millisecond,
+			rest: time.Duration(w.rng.IntN(4000)) * time.Microsecond, making: time.Duration(w.rng.IntN(40)) * time.Millisecond,
 		}
 		switch {
 		case long:
@@ -216,6 +219,13 @@ type attempt struct {
 func (a *attempt) try(p plan) (err error) {
 	if a.tx, err = a.conn.BeginTx(a.ctx, pgx.TxOptions{IsoLevel: p.level}); err != nil {
 		return err
+	}
+	if a.pool.hold == byTableLock {
+		// Before the snapshot, so that this is younger than the lock.
+		lock := fmt.Sprintf(`LOCK TABLE %[1]s.%[2]s, %[1]s.%[3]s IN ROW EXCLUSIVE MODE`, a.pool.name, tables[0], tables[1])
+		if _, err = a.tx.Exec(a.ctx, lock); err != nil {
+			return err
+		}
 	}
 	xid, err := a.steps(p)
 	if err != nil || p.rollback {
