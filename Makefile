@@ -42,7 +42,7 @@ fmt: $(FORMAT) ## format the Go code
 bench: ## measure sweeps of KEYS (200000) blobs, beside a Postgres server of their own
 	exec scripts/postgres run -- $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./bench -args -keys $(KEYS)
 
-torture: ## torture agents and writers for DURATION (60s), up to three times that long, beside a Postgres server of their own
+torture: ## torture agents and writers for DURATION (60s), up to five times that long, beside a Postgres server of their own
 	exec scripts/postgres run -- $(GO) test -count=1 -v -timeout 0 -run 'TestTorture|TestRogue' ./torture -args -duration $(DURATION)
 
 fuzz: ## fuzz each target for FUZZTIME (30s)

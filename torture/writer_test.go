@@ -104,16 +104,19 @@ func (w *writer) write(ctx context.Context, stop <-chan struct{}) error {
 // draw makes a plan. Some are held open for a long time between their steps.
 func (w *writer) draw() plan {
 	p := plan{level: levels[w.rng.IntN(len(levels))], rollback: w.rng.IntN(12) == 0}
-	long := w.rng.IntN(50) == 0
+	long := w.rng.IntN(40) == 0
 	for range 1 + w.rng.IntN(3) {
 		s := step{
 			op: operations[w.rng.IntN(len(operations))], key: w.pool.keyOf(w.rng.IntN(keys)), table: tables[w.rng.IntN(len(tables))],
 			pick: w.rng.IntN(1000), ttl: time.Duration(40+w.rng.IntN(200)) * time.Millisecond,
-			rest: time.Duration(w.rng.IntN(4000)) * time.Microsecond, making: time.Duration(w.rng.IntN(40)) * time.Millisecond,
+			rest: time.Duration(w.rng.IntN(4000)) * time.Microsecond, making: time.Duration(w.rng.IntN(60)) * time.Millisecond,
+		}
+		if s.op == opPin {
+			s.ttl *= 4 // beyond the next sweep
 		}
 		switch {
 		case long:
-			s.rest *= 40
+			s.rest *= 60
 		case w.rng.IntN(5) == 0:
 			s.rest *= 10
 		}
