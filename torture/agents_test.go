@@ -118,7 +118,7 @@ func (p *agentProcess) judge(err error, stop <-chan struct{}, last *tail) error 
 	case !p.daemon && errors.As(err, &exit) && (exit.ExitCode() == 1 || exit.ExitCode() == 3):
 		return nil // a sweep failed or aborted, which its report has said
 	}
-	return fmt.Errorf("ended by itself (%v):\n%s", err, last)
+	return errors.Join(errors.New("ended by itself"), err, errors.New(last.String()))
 }
 
 func (p *agentProcess) started(process *os.Process) {

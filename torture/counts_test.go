@@ -2,9 +2,9 @@ package torture_test
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 )
 
@@ -84,8 +84,8 @@ func (c *counts) unmet() []string {
 	return slices.DeleteFunc(slices.Clone(races), func(name string) bool { return c.total(name) >= enough })
 }
 
-// print prints a table: a line a name, a column a pool.
-func (c *counts) print(w io.Writer, title string, names []string) {
+// print writes a table: a line a name, a column a pool.
+func (c *counts) print(w *strings.Builder, title string, names []string) {
 	header := append([]string{title, "all"}, c.pools...)
 	rows := [][]string{header}
 	for _, name := range names {
@@ -106,6 +106,6 @@ func (c *counts) print(w io.Writer, title string, names []string) {
 		for i, cell := range row[1:] {
 			fmt.Fprintf(w, " %*s", max(8, len(header[i+1])), cell)
 		}
-		fmt.Fprintln(w)
+		w.WriteString("\n")
 	}
 }

@@ -73,6 +73,7 @@ func newRun(t *testing.T, pools []*pool, seed uint64) *run {
 		for n := range p.writers {
 			owner := fmt.Sprintf("%s-%d", p.name, n)
 			w := &writer{run: r, pool: p, owner: owner, rng: rand.New(rand.NewPCG(seed, uint64(len(r.writers)))), refs: map[int64]reference{}}
+			t.Cleanup(func() { w.close(context.WithoutCancel(t.Context())) })
 			r.writers = append(r.writers, w)
 		}
 	}

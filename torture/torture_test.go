@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -240,7 +239,7 @@ func (r *run) compareState(p *pool, blobs map[string]int64, refs map[rowID]strin
 
 // print prints the run's table.
 func (r *run) print(took time.Duration) {
-	w := os.Stdout
+	w := &strings.Builder{}
 	fmt.Fprintf(w, "\ntorture: %s, -seed %d\n\n", took.Round(time.Second), *seed)
 	var met []string
 	for _, op := range operations {
@@ -249,15 +248,16 @@ func (r *run) print(took time.Duration) {
 		}
 	}
 	r.counts.print(w, "operations committed", met)
-	fmt.Fprintln(w)
+	w.WriteString("\n")
 	r.counts.print(w, "agents and writers", []string{"sweeps", "blobs deleted", "rolled back", "given up"})
-	fmt.Fprintln(w)
+	w.WriteString("\n")
 	r.counts.print(w, "ended", []string{"agents killed", "agents stopped", "agents' sessions terminated", "writers terminated", "writers' sessions lost", "sweeps failed"})
-	fmt.Fprintln(w)
+	w.WriteString("\n")
 	r.counts.print(w, fmt.Sprintf("races met, each at least %d times", enough), races)
-	fmt.Fprintln(w)
+	w.WriteString("\n")
 	for _, a := range r.agents {
 		fmt.Fprintf(w, "peak of memory of %s: %.1f MiB\n", a.name, a.peak)
 	}
 	fmt.Fprintf(w, "lost: %d\n\n", r.lost())
+	fmt.Print(w)
 }

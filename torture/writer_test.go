@@ -175,12 +175,11 @@ func (w *writer) connect(ctx context.Context) (err error) {
 	return err
 }
 
-// close closes the connection. What it had open has ended already.
-func (w *writer) close(ctx context.Context) error {
-	if w.conn == nil || w.conn.IsClosed() {
-		return nil
+func (w *writer) close(ctx context.Context) {
+	if w.conn != nil {
+		// A session that was ended can't be told to end.
+		_ = w.conn.Close(ctx)
 	}
-	return w.conn.Close(ctx)
 }
 
 // verify looks whether what the writer was told is true.
@@ -252,7 +251,7 @@ func (a *attempt) try(p plan) (err error) {
 	return err
 }
 
-func (a *attempt) told(committed bool) { a.writer.run.tell(a.number, committed) }
+func (a *attempt) told(committed bool) { a.run.tell(a.number, committed) }
 
 // commit says whether it was committed. Where the answer got lost the server
 // knows.
@@ -261,7 +260,7 @@ func (a *attempt) commit(xid string) (bool, error) {
 	if err == nil || !pgdb.ConnectionLost(err) {
 		return err == nil, err
 	}
-	committed, asking := outcome(a.ctx, a.writer.run.admin, xid)
+	committed, asking := outcome(a.ctx, a.run.admin, xid)
 	if asking != nil {
 		return false, errors.Join(asking, err)
 	}
