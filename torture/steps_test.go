@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/alkblobs/gc-agent/internal/pgdb"
+
 	"github.com/jackc/pgx/v5"
 )
 
@@ -131,7 +133,7 @@ func (a *attempt) hold(s step) (incarnation int64, err error) {
 	case byPin:
 		there, err := a.pin(s)
 		if err != nil {
-			return 0, err
+			return 0, a.met(pinMetDelete, seen, err)
 		}
 		if there {
 			return a.look(s.key, "")
@@ -142,7 +144,7 @@ func (a *attempt) hold(s step) (incarnation int64, err error) {
 	case byLook:
 		locked, err := a.look(s.key, " FOR KEY SHARE")
 		if err != nil || locked != 0 {
-			return locked, err
+			return locked, a.met(lookMetDelete, seen, err)
 		}
 		if seen != 0 {
 			a.run.counts.add(lookMetDelete, a.pool.name, 1)
@@ -153,6 +155,16 @@ func (a *attempt) hold(s step) (incarnation int64, err error) {
 	}
 	// The moment in which only the guard protects it.
 	return incarnation, a.pause()
+}
+
+// met counts a race that shows as an error, which it returns: under REPEATABLE READ
+// a row can't be locked that the snapshot has and that was deleted since. Nothing
+// else makes these statements fail so, and nobody updates a blob.
+func (a *attempt) met(race string, seen int64, err error) error {
+	if seen != 0 && a.level == pgx.RepeatableRead && pgdb.Code(err) == pgdb.SerializationFailure {
+		a.run.counts.add(race, a.pool.name, 1)
+	}
+	return err
 }
 
 func (a *attempt) pin(s step) (there bool, err error) {

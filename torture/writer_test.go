@@ -71,7 +71,11 @@ const (
 
 var (
 	operations = []string{opUpload, opRefer, opRerefer, opMove, opDrop, opHide, opShow, opPin, opUnpin, opRenew}
-	levels     = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+	// SERIALIZABLE conflicts so often that little else would happen.
+	levels = []pgx.TxIsoLevel{
+		pgx.ReadCommitted, pgx.ReadCommitted, pgx.ReadCommitted, pgx.ReadCommitted,
+		pgx.RepeatableRead, pgx.RepeatableRead, pgx.Serializable,
+	}
 )
 
 // mostTries is how often a plan is tried; each time with pins that last twice as long.
@@ -79,7 +83,7 @@ const mostTries = 8
 
 // mostRefs is about how many references a writer has: most keys are dead at any
 // time.
-const mostRefs = 3
+const mostRefs = 2
 
 // write writes until stop is closed.
 func (w *writer) write(ctx context.Context, stop <-chan struct{}) error {
@@ -104,19 +108,19 @@ func (w *writer) write(ctx context.Context, stop <-chan struct{}) error {
 // draw makes a plan. Some are held open for a long time between their steps.
 func (w *writer) draw() plan {
 	p := plan{level: levels[w.rng.IntN(len(levels))], rollback: w.rng.IntN(12) == 0}
-	long := w.rng.IntN(40) == 0
+	long := w.rng.IntN(50) == 0
 	for range 1 + w.rng.IntN(3) {
 		s := step{
 			op: operations[w.rng.IntN(len(operations))], key: w.pool.keyOf(w.rng.IntN(keys)), table: tables[w.rng.IntN(len(tables))],
-			pick: w.rng.IntN(1000), ttl: time.Duration(40+w.rng.IntN(200)) * time.Millisecond,
-			rest: time.Duration(w.rng.IntN(4000)) * time.Microsecond, making: time.Duration(w.rng.IntN(60)) * time.Millisecond,
+			pick: w.rng.IntN(1000), ttl: time.Duration(60+w.rng.IntN(250)) * time.Millisecond,
+			rest: time.Duration(w.rng.IntN(4000)) * time.Microsecond, making: time.Duration(w.rng.IntN(50)) * time.Millisecond,
 		}
 		if s.op == opPin {
-			s.ttl *= 4 // beyond the next sweep
+			s.ttl *= 3 // beyond the next sweep
 		}
 		switch {
 		case long:
-			s.rest *= 60
+			s.rest *= 50
 		case w.rng.IntN(5) == 0:
 			s.rest *= 10
 		}
@@ -139,7 +143,7 @@ func (w *writer) persist(ctx context.Context, p plan, stop <-chan struct{}) erro
 				return err
 			}
 		}
-		a := &attempt{writer: w, ctx: ctx, refs: maps.Clone(w.refs), number: w.run.numbers.Add(1)}
+		a := &attempt{writer: w, ctx: ctx, refs: maps.Clone(w.refs), number: w.run.numbers.Add(1), level: p.level}
 		err := a.try(p)
 		for i := range p.steps {
 			p.steps[i].ttl *= 2
@@ -210,6 +214,7 @@ type attempt struct {
 	tx     pgx.Tx
 	refs   map[int64]reference // as they will be
 	number int64
+	level  pgx.TxIsoLevel
 	rest   time.Duration
 
 	done       []string // operations
