@@ -13,17 +13,23 @@ import (
 )
 
 // execute takes the overdue rows, a batch at a time, arbitrates each key again
-// and deletes what is dead. It ends when nothing is overdue as of the cutoff.
+// and deletes what is dead. What is held up stays in the window for the next sweep,
+// which is no failure, and the report says by what.
 func (s *sweep) execute(ctx context.Context) error {
-	if held, err := s.heldByPins(ctx); held || err != nil {
-		return err
-	}
+	run := s.executeDue
 	if s.dry() {
-		if s.heldByClock() {
-			return nil
-		}
-		return s.preview(ctx)
+		run = s.previewDue
 	}
+	err := run(ctx)
+	if errors.Is(err, errHeldUp) {
+		s.rep.Detail = err.Error()
+		return nil
+	}
+	return err
+}
+
+// executeDue ends when nothing is overdue as of the cutoff.
+func (s *sweep) executeDue(ctx context.Context) error {
 	if s.scanned() {
 		s.pace.enlarge()
 	}
@@ -32,8 +38,12 @@ func (s *sweep) execute(ctx context.Context) error {
 		if s.stopped() {
 			return errStopped
 		}
+		// Before anything else: nobody is asked, or waited for, in vain.
 		due, err := s.anythingDue(ctx)
-		if err != nil || !due || s.heldByClock() {
+		if err != nil || !due {
+			return err
+		}
+		if err := s.held(); err != nil {
 			return err
 		}
 		if !asked {
@@ -41,53 +51,43 @@ func (s *sweep) execute(ctx context.Context) error {
 				return &abort{CauseProtectFailed, err.Error()}
 			}
 		}
-		// Not before it is known that something is due: nobody is waited for in vain.
-		holdup, err := s.settle(ctx)
-		if err != nil {
-			return fmt.Errorf("settle pool %s: %w", s.pool.cfg.Name, err)
+		if err := s.settle(ctx); err != nil {
+			return err
 		}
-		if holdup != "" {
-			// What is overdue stays in the window, for the next sweep.
-			s.rep.Detail = holdup
-			return nil
-		}
-		err = s.executeBatch(ctx)
-		if errors.Is(err, errHeldUp) {
-			s.rep.Detail = err.Error()
-			return nil
-		}
-		if err != nil {
+		if err := s.executeBatch(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// heldByClock says whether a jump of the host's clock keeps a pool that collects
-// from executing anything, and then notes it.
-func (s *sweep) heldByClock() bool {
-	if s.pool.hostClock == nil || s.pool.cfg.Mode != config.ModeEnforce {
-		return false
+// previewDue decides about the overdue as executeDue would.
+func (s *sweep) previewDue(ctx context.Context) error {
+	due, err := s.anythingDue(ctx)
+	if err != nil || !due {
+		return err
 	}
-	why := s.pool.hostClock.holdup()
-	if why != "" {
-		s.rep.Detail = fmt.Sprintf("%s: %s", why, errHeldUp)
+	if err := s.held(); err != nil {
+		return err
 	}
-	return why != ""
+	return s.preview(ctx)
 }
 
-// heldByPins says whether pins that nobody knows any more hold the execution up,
-// where there is something to execute.
-func (s *sweep) heldByPins(ctx context.Context) (bool, error) {
-	holdup := s.pool.local.holdup()
-	if holdup == "" || s.pool.cfg.Mode != config.ModeEnforce {
-		return false, nil
+// held is errHeldUp while pins that nobody knows any more, or that a jump of the
+// host's clock has ended early, may protect anything. Who only observes is told what
+// a sweep would find then.
+func (s *sweep) held() error {
+	if s.pool.cfg.Mode != config.ModeEnforce {
+		return nil
 	}
-	due, err := s.anythingDue(ctx)
-	if due {
-		s.rep.Detail = holdup
+	for _, why := range []string{s.pool.local.holdup(), s.pool.hostClock.holdup()} {
+		if why != "" {
+			return heldUp(why)
+		}
 	}
-	return due, err
+	return nil
 }
+
+func heldUp(why string) error { return fmt.Errorf("%s; %w", why, errHeldUp) }
 
 func (s *sweep) anythingDue(ctx context.Context) (due bool, err error) {
 	err = s.inTx(ctx, stepPreview, func(ctx context.Context, tx tx) error {
@@ -102,16 +102,21 @@ func (s *sweep) anythingDue(ctx context.Context) (due bool, err error) {
 }
 
 // settle waits in every database that has a source whose guard is settle.
-func (s *sweep) settle(ctx context.Context) (holdup string, err error) {
-	if holdup, err = s.session.Settle(ctx, s.sleep); err != nil || holdup != "" {
-		return holdup, err
-	}
+func (s *sweep) settle(ctx context.Context) error {
+	holdup, err := s.session.Settle(ctx, s.sleep)
 	for _, o := range s.elsewhere {
-		if holdup, err = o.Settle(ctx, s.sleep); err != nil || holdup != "" {
-			return holdup, err
+		if err == nil && holdup == "" {
+			holdup, err = o.Settle(ctx, s.sleep)
 		}
 	}
-	return "", nil
+	switch {
+	case err != nil:
+		return fmt.Errorf("settle pool %s: %w", s.pool.cfg.Name, err)
+	case holdup != "":
+		return heldUp(holdup)
+	default:
+		return nil
+	}
 }
 
 // scanned says whether any source is read whole by every batch.

@@ -197,7 +197,7 @@ func (n *needs) connect(database string) {
 // ask reads the catalogue.
 func (n *needs) ask(ctx context.Context, tx pgx.Tx, database string) error {
 	n.connect(database)
-	opts := liveness.Options{Kind: n.pool.Kind(), Elsewhere: true}
+	opts := liveness.Options{Kind: n.pool.Kind(), Enforce: n.enforces(), Elsewhere: true}
 	var targets []liveness.Target
 	if n.database == n.pool.cfg.Host {
 		tiers, err := n.askTiers(ctx, tx)

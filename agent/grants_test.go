@@ -75,7 +75,7 @@ func newGrantsWorld(t *testing.T, mode string) *grantsWorld {
 			`{name: docs, query: 'SELECT f FROM "the App".docs d, "the App".files(d.body) AS f', guard: settle}`,
 			`{name: by_owner, table: views.by_owner, column: name, format: "x:{text}", guard: settle, on_unparseable: ignore}`,
 			`{name: by_caller, query: "SELECT blob FROM views.by_caller WHERE (SELECT count(*) FROM public.counted) > 0", guard: settle}`,
-			`{name: whole, query: "SELECT to_jsonb(w) ->> 'blob' FROM public.wholes w WHERE w.id > 0", guard: settle}`,
+			`{name: whole, query: "SELECT to_jsonb(w) ->> 'blob' FROM public.wholes w WHERE w.id > 0", guard: table_lock}`,
 			"{name: invoices, database: other, table: invoices, column: scan, guard: settle}",
 		},
 		databases: map[string]string{"other": w.other.url},

@@ -103,7 +103,7 @@ func (c *hostClock) steady(ctx context.Context, q pgdb.Querier) error {
 		return fmt.Errorf("read the host clock: %w", err)
 	}
 	if why := c.holdup(); why != "" {
-		return fmt.Errorf("%s: %w", why, errHeldUp)
+		return heldUp(why)
 	}
 	return nil
 }
@@ -152,6 +152,9 @@ func (c *hostClock) measure(ctx context.Context, q pgdb.Querier) error {
 
 // holdup says why nothing may be executed now; it is empty when something may.
 func (c *hostClock) holdup() string {
+	if c == nil {
+		return ""
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	left := c.until.Sub(c.own.Now())

@@ -241,6 +241,50 @@ func TestDaemonHoldsUpAfterItsStart(t *testing.T) {
 	})
 }
 
+// The pins of owners that are alive are renewed in memory as they are in a
+// database, and aren't when the daemon stops: they end with it.
+func TestPinsInProcessAreRenewed(t *testing.T) {
+	eachEngine(t, func(t *testing.T, a *app) {
+		a.library(3)
+		d := newDaemon(t, fmt.Sprintf(`
+admin: {socket: /nowhere/admin.sock}
+databases: {app: {url: %q}}
+pools:
+  - {name: p, database: app, mode: enforce, schedule: "0 0 1 1 *", pins: {ttl: 600s, owners: [{name: me, alive: {always: true}}]},
+     blobs: [{type: table, table: blobs, column: id}], liveness: [{name: refs, table: refs, column: blob, guard: %s}]}
+`, a.url, a.settle()), agent.Options{})
+		d.start()
+		d.clock.await(t, 2)
+		if _, err := d.pool().ParseKey(t.Context(), "b1"); err != nil { // the kind of the keys is known from now on
+			t.Fatal(err)
+		}
+		pinKeys(t, d.pool(), "me", 250*time.Second, "b1")
+		pinKeys(t, d.pool(), "me", 150*time.Second, "b2")
+		pinKeys(t, d.pool(), "you", 600*time.Second, "b3")
+		d.turn(200*time.Second, 2)
+		var left []string
+		rows, err := d.pool().Pins(t.Context(), fleet.PinFilter{Limit: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			left = append(left, fmt.Sprint(string(r.Key), " ", r.Owner, " ", r.Left))
+		}
+		// That of b2 was to end before it could be renewed.
+		if got, want := strings.Join(left, ", "), "b1 me 10m0s, b3 you 6m40s"; got != want {
+			t.Errorf("pins: %s; want %s", got, want)
+		}
+		if got, want := d.pool().PinCounts(), (agent.PinCounts{Renewed: 1}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		d.stop()
+		d.end()
+		if strings.Contains(d.log.String(), "for the time of an upgrade") {
+			t.Error("pins were renewed at the stop")
+		}
+	})
+}
+
 // What applications write into the table of pins is honoured beside pins in
 // memory, and pins of a fleet go there.
 func TestPinsInTheDatabase(t *testing.T) {

@@ -110,7 +110,7 @@ func (p *Pool) RenewPins(ctx context.Context, owner fleet.Owner, ttl time.Durati
 	switch {
 	case err != nil:
 	case host == nil:
-		renewed, lost, err = p.local.store.RenewOwners(ctx, []fleet.Owner{owner}, ttl)
+		renewed, lost, err = p.local.store.RenewOwner(owner, time.Time{}, ttl)
 	default:
 		renewed, lost, err = host.renewPins(ctx, owner, ttl)
 	}

@@ -263,7 +263,7 @@ type postgresTx struct {
 func (t *postgresTx) LockSources(ctx context.Context) error {
 	holdup, err := t.session.sources.LockTables(ctx, t.tx)
 	if err == nil && holdup != "" {
-		err = fmt.Errorf("%s; %w", holdup, errHeldUp)
+		err = heldUp(holdup)
 	}
 	return err
 }

@@ -85,13 +85,14 @@ func (a *Agent) addRenewal(p *Pool) error {
 
 // newRenewer returns the one for where the pool's pins are, nil where it has none.
 func (a *Agent) newRenewer(p *Pool) (renewer, error) {
-	switch p.host.(type) {
-	case *postgresHost:
-		if p.cfg.Fleet {
-			return a.databases.renewer(p)
-		}
+	switch _, onPostgres := p.host.(*postgresHost); {
+	case p.local != nil:
+		return &localRenewer{pool: p, due: map[fleet.Owner]time.Time{}}, nil
+	case onPostgres && p.cfg.Fleet:
+		return a.databases.renewer(p)
+	default:
+		return nil, nil
 	}
-	return nil, nil
 }
 
 // interval is the time between two renewals.
@@ -108,7 +109,8 @@ func (d *daemon) renewPins(ctx context.Context) error {
 		if err == nil {
 			err = d.sleep(ctx, wait-d.pool.clock.Now().Sub(began))
 		}
-		if errors.Is(err, errStopped) {
+		// Pins in memory end with the process: whoever comes next waits for them.
+		if errors.Is(err, errStopped) && d.pool.local == nil {
 			r.renewLast(ctx)
 		}
 		if err != nil {
@@ -312,4 +314,30 @@ func (p *postgresRenewer) renewals(owners []fleet.Owner) []fleet.Renewal {
 		all[i] = fleet.Renewal{Owner: owner, Due: due}
 	}
 	return all
+}
+
+// localRenewer renews pins in the daemon's memory.
+type localRenewer struct {
+	pool *Pool
+	due  map[fleet.Owner]time.Time // as of postgresRenewer, on the agent's clock
+}
+
+func (l *localRenewer) close(context.Context) {}
+
+func (l *localRenewer) renewOwners(_ context.Context, owners []fleet.Owner, ttl time.Duration) (renewed, lost int, err error) {
+	now := l.pool.clock.Now()
+	next := map[fleet.Owner]time.Time{}
+	for _, owner := range owners {
+		due, known := l.due[owner]
+		if !known {
+			due = now
+		}
+		n, gone, err := l.pool.local.store.RenewOwner(owner, due, ttl)
+		if err != nil {
+			return renewed, lost, err
+		}
+		renewed, lost, next[owner] = renewed+n, lost+gone, now.Add(l.pool.cfg.Pins.TTL/3)
+	}
+	l.due = next
+	return renewed, lost, nil
 }

@@ -241,23 +241,23 @@ func (p *InProcess) renew(owners map[Owner]time.Time, owner Owner, ttl time.Dura
 	return true
 }
 
-// RenewOwners is PinRenew for all pins of the owners. It says how many were
-// renewed and how many lost: found expired, and removed, so that each is counted
-// once.
-func (p *InProcess) RenewOwners(_ context.Context, owners []Owner, ttl time.Duration) (renewed, lost int, err error) {
+// RenewOwner is PinRenew for all pins of an owner. It says how many were renewed
+// and how many lost: live when this should have been done, which is due, and
+// expired since. What has expired is removed, so that each is counted once.
+func (p *InProcess) RenewOwner(owner Owner, due time.Time, ttl time.Duration) (renewed, lost int, err error) {
 	if err := p.checkTTL(ttl); err != nil {
 		return 0, 0, fmt.Errorf("renew pins: %w", err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for key, pins := range p.pins {
-		for _, owner := range owners {
-			switch _, known := pins[owner]; {
-			case !known:
-			case p.renew(pins, owner, ttl):
-				renewed++
-			default:
-				p.remove(key, owner)
+		switch was, known := pins[owner]; {
+		case !known:
+		case p.renew(pins, owner, ttl):
+			renewed++
+		default:
+			p.remove(key, owner)
+			if was.After(due) {
 				lost++
 			}
 		}

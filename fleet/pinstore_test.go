@@ -66,7 +66,15 @@ func (s *processStore) renew(key blob.Key, owner fleet.Owner, ttl time.Duration)
 }
 
 func (s *processStore) renewOwners(owners []fleet.Owner, ttl time.Duration) (int, int, error) {
-	return s.pins.RenewOwners(s.t.Context(), owners, ttl)
+	var renewed, lost int
+	for _, owner := range owners {
+		r, l, err := s.pins.RenewOwner(owner, time.Time{}, ttl)
+		if err != nil {
+			return renewed, lost, err
+		}
+		renewed, lost = renewed+r, lost+l
+	}
+	return renewed, lost, nil
 }
 
 func (s *processStore) unpin(keys []blob.Key, owner fleet.Owner) []bool {

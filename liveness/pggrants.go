@@ -112,13 +112,34 @@ func (r *pgResolver) grants(ctx context.Context, tx pgx.Tx, s *pgSource) (Source
 		if _, needed := s.badValue(); needed && s.format.Placeholder() != 0 && s.rel.IsTable() {
 			g.Grants = append(g.Grants, s.ctidGrant())
 		}
-		if s.rel.IsTable() && s.and() == "" {
-			return g, nil
-		}
+	}
+	if err := r.addLockGrants(ctx, s, &g); err != nil {
+		return g, err
+	}
+	if s.rel != nil && s.rel.IsTable() && s.and() == "" {
+		return g, nil
 	}
 	w := readWalk{source: s, tx: tx, grants: &g}
 	err := w.analyse(ctx)
 	return g, err
+}
+
+// addLockGrants adds what the guard table_lock takes.
+func (r *pgResolver) addLockGrants(ctx context.Context, s *pgSource, g *SourceGrants) error {
+	if s.Guard != TableLock || !r.opts.Enforce {
+		return nil
+	}
+	_, err := r.resolveLocks(ctx, s)
+	switch {
+	case pgdb.Code(err) != "":
+		g.Unseen = "which tables it locks: " + serverMessage(err)
+		return nil
+	case err != nil:
+		return err
+	}
+	grants, err := r.lockGrants(ctx, s)
+	g.Grants = append(g.Grants, grants...)
+	return err
 }
 
 // on is the source's table.

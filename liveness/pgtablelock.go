@@ -18,6 +18,7 @@ import (
 type pgLock struct {
 	oid  uint32
 	name string // quoted and qualified
+	on   pgdb.Object
 }
 
 // resolveTableLock finds out which tables have to be locked, and whether the role
@@ -44,6 +45,8 @@ func (r *pgResolver) resolveTableLock(ctx context.Context, s *pgSource) error {
 	}
 	hidden, err := r.resolveLocks(ctx, s)
 	switch {
+	case pgdb.Code(err) == pgdb.InsufficientPrivilege:
+		return nil // which is found out, and reported, with the look-up
 	case err != nil:
 		return err
 	case hidden != "":
@@ -87,7 +90,7 @@ func (r *pgResolver) resolveLocks(ctx context.Context, s *pgSource) (hidden stri
 		return "", fmt.Errorf("look for the tables to lock: %w", err)
 	}
 	for _, read := range reads {
-		lock := pgLock{read.OID, pgdb.Ident(read.Schema, read.Name)}
+		lock := pgLock{read.OID, pgdb.Ident(read.Schema, read.Name), pgdb.OnTable(read.Schema, read.Name)}
 		if (read.Kind == "r" || read.Kind == "p") && !slices.Contains(s.locks, lock) {
 			s.locks = append(s.locks, lock)
 		}
@@ -95,42 +98,53 @@ func (r *pgResolver) resolveLocks(ctx context.Context, s *pgSource) (hidden stri
 	return strings.TrimSuffix(readsBehindRE.FindString(strings.Join(plan, "\n")), "("), nil
 }
 
-// SHARE takes one of these rights on the table as a whole. MAINTAIN, since
-// Postgres 17, is the least of them.
-const selectLockRights = `
-SELECT l.name, current_setting('server_version_num')::int >= 170000
-FROM unnest($1::oid[], $2::text[]) AS l (oid, name)
-WHERE NOT has_table_privilege(l.oid, CASE WHEN current_setting('server_version_num')::int >= 170000
-	THEN 'UPDATE, DELETE, TRUNCATE, MAINTAIN' ELSE 'UPDATE, DELETE, TRUNCATE' END)
-ORDER BY 1`
-
-func (r *pgResolver) checkLockRights(ctx context.Context, s *pgSource) error {
-	oids, names := lockColumns(s.locks)
-	rows, err := r.q.Query(ctx, selectLockRights, oids, names)
-	if err != nil {
-		return fmt.Errorf("look for the right to lock tables: %w", err)
+// lockGrants are what it takes to lock the tables. SHARE asks for one of several
+// rights; MAINTAIN, since Postgres 17, is the least of them.
+func (r *pgResolver) lockGrants(ctx context.Context, s *pgSource) ([]pgdb.Grant, error) {
+	const query = "SELECT CASE WHEN current_setting('server_version_num')::int >= 170000 THEN 'MAINTAIN' ELSE 'UPDATE' END"
+	var right string
+	if err := r.q.QueryRow(ctx, query).Scan(&right); err != nil {
+		return nil, fmt.Errorf("look for the right to lock tables: %w", err)
 	}
-	var name string
-	var maintain bool
-	_, err = pgx.ForEachRow(rows, []any{&name, &maintain}, func() error {
-		right := "UPDATE"
-		if maintain {
-			right = "MAINTAIN"
-		}
-		r.found.Add(finding.Unreadable, s.Path, "this role (%s) may not lock %s; run: GRANT %s ON %s TO %s", r.role.SQL, name, right, name, r.role.SQL)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("look for the right to lock tables: %w", err)
+	grants := make([]pgdb.Grant, len(s.locks))
+	for i, lock := range s.locks {
+		grants[i] = pgdb.Grant{Right: right, On: lock.on, Why: "lock what source " + s.Name + " reads against writers, for the time of a batch", Verb: "lock"}
 	}
-	return nil
+	return grants, nil
 }
 
-func lockColumns(locks []pgLock) (oids []uint32, names []string) {
-	for _, l := range locks {
-		oids, names = append(oids, l.oid), append(names, l.name)
+const selectLockable = `
+SELECT l.oid FROM unnest($1::oid[]) AS l (oid)
+WHERE has_table_privilege(l.oid, CASE WHEN current_setting('server_version_num')::int >= 170000
+	THEN 'UPDATE, DELETE, TRUNCATE, MAINTAIN' ELSE 'UPDATE, DELETE, TRUNCATE' END)`
+
+func (r *pgResolver) checkLockRights(ctx context.Context, s *pgSource) error {
+	grants, err := r.lockGrants(ctx, s)
+	if err != nil {
+		return err
 	}
-	return oids, names
+	oids := make([]uint32, len(s.locks))
+	for i, lock := range s.locks {
+		oids[i] = lock.oid
+	}
+	rows, err := r.q.Query(ctx, selectLockable, oids)
+	if err != nil {
+		return fmt.Errorf("look for the right to lock tables: %w", err)
+	}
+	lockable, err := pgx.CollectRows(rows, pgx.RowTo[uint32])
+	if err != nil {
+		return fmt.Errorf("look for the right to lock tables: %w", err)
+	}
+	var missing []pgdb.Grant
+	for i, lock := range s.locks {
+		if !slices.Contains(lockable, lock.oid) {
+			missing = append(missing, grants[i])
+		}
+	}
+	for _, line := range r.role.Lacks(missing) {
+		r.found.Add(finding.Unreadable, s.Path, "%s", line)
+	}
+	return nil
 }
 
 // LockTables locks the tables of the sources whose guard is table_lock against

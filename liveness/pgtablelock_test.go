@@ -112,7 +112,7 @@ func TestTableLockRights(t *testing.T) {
 	}
 	grant := fmt.Sprintf(`GRANT %s ON "public"."r" TO %s`, right, name)
 	role.wantFindings(t, "missing", pool, []liveness.Source{locked(pgSource("r", "b", ""))},
-		`U:liveness[0]: this role (`+name+`) may not lock "public"."r"; run: `+grant)
+		`U:liveness[0]: this role (`+name+`) may not lock public.r; run: `+grant)
 	pgtest.Exec(t, w.app, grant)
 	p := role.wantFindings(t, "granted", pool, []liveness.Source{locked(pgSource("r", "b", ""))})
 	if holdup := role.lockTables(t, p, func(pgx.Tx) {}); holdup != "" {

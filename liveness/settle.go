@@ -48,7 +48,7 @@ func SettlePostgres(ctx context.Context, q pgdb.Querier, timeout time.Duration, 
 	}
 	for waited := time.Duration(0); len(waiting) > 0; waited += settlePoll {
 		if waited >= timeout {
-			return fmt.Sprintf("settle: still open after %s: %s; what is overdue waits for the next sweep", timeout, waiting[0].name), nil
+			return fmt.Sprintf("settle: still open after %s: %s", timeout, waiting[0].name), nil
 		}
 		if err := sleep(ctx, settlePoll); err != nil {
 			return "", err
@@ -90,7 +90,7 @@ func SettleSQLite(ctx context.Context, conn *sqlitedb.Conn, timeout time.Duratio
 		return "", fmt.Errorf("settle: %w", err)
 	}
 	if !had {
-		return fmt.Sprintf("settle: a write transaction of another process is still open after %s; what is overdue waits for the next sweep", timeout), nil
+		return fmt.Sprintf("settle: a write transaction of another process is still open after %s", timeout), nil
 	}
 	return "", nil
 }

@@ -3,12 +3,8 @@ package torture_test
 import (
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
-	"testing"
-
-	"github.com/alkblobs/gc-agent/agent/config"
 )
 
 // ownSchema begins the name of the agent's schema of a pool; the application's
@@ -78,17 +74,6 @@ func pools() []*pool {
 		},
 		{name: "locked", writers: 2, guard: "table_lock", hold: byTableLock, key: "text", blob: "text", refer: asKey, referred: isKey},
 	}
-}
-
-// known returns the pools whose guard the agent has.
-func known(t *testing.T) []*pool {
-	return slices.DeleteFunc(pools(), func(p *pool) bool {
-		_, err := config.Parse(p.name, []byte(configuration("postgres://localhost/app", []*pool{p})), config.OSEnv())
-		if err != nil {
-			t.Logf("without pool %s: %v", p.name, err)
-		}
-		return err != nil
-	})
 }
 
 func asKey(key string, _ int64) string              { return key }

@@ -18,7 +18,7 @@ import (
 func TestRogueIsConvicted(t *testing.T) {
 	t.Parallel()
 	binary := bench.Build(t)
-	for _, p := range known(t) {
+	for _, p := range pools() {
 		if p.constrained() {
 			continue // the database itself refuses such a delete
 		}

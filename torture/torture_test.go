@@ -36,7 +36,7 @@ func TestTorture(t *testing.T) {
 		*seed = rand.Uint64()
 	}
 	began := time.Now()
-	r := newRun(t, known(t), *seed)
+	r := newRun(t, pools(), *seed)
 	r.binary = bench.Build(t)
 	r.agents = []*agentProcess{
 		r.newAgent("run-1", "run"), r.newAgent("run-2", "run"),

@@ -23,6 +23,8 @@ type Grant struct {
 	On        Object
 	// Why ends a sentence that begins with "to".
 	Why string
+	// Verb says what the role may not do without it, where Right alone doesn't.
+	Verb string
 	// Optional says that without it something is slower or said less well, and
 	// nothing is wrong.
 	Optional bool
@@ -251,6 +253,8 @@ func (r Grantee) Lacks(missing []Grant) []string {
 // verb is what a right lets a role do. A lock on a row asks for UPDATE.
 func (g Grant) verb() string {
 	switch {
+	case g.Verb != "":
+		return g.Verb
 	case g.Right == "SELECT":
 		return "read"
 	case g.Right == "UPDATE" && g.AnyColumn:
