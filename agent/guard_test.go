@@ -42,8 +42,8 @@ func TestInstallRights(t *testing.T) {
 	a.exec(`CREATE SCHEMA gc_agent`)
 	wantInstall(t, as(ownerURL), `GRANT CREATE, USAGE ON SCHEMA "gc_agent" TO `+owner)
 	a.exec(`GRANT CREATE, USAGE ON SCHEMA gc_agent TO ` + owner)
-	wantInstall(t, as(ownerURL), `GRANT SELECT, UPDATE ON "public"."blobs" TO `+owner)
-	a.exec(`GRANT SELECT, UPDATE ON blobs TO ` + owner)
+	wantInstall(t, as(ownerURL), `GRANT UPDATE ("id") ON "public"."blobs" TO `+owner)
+	a.exec(`GRANT UPDATE (id) ON blobs TO ` + owner)
 	wantInstall(t, as(ownerURL))
 	// The function acts as its owner: who writes needs no right on the blobs.
 	a.exec(`GRANT INSERT ON refs TO ` + stranger)

@@ -37,6 +37,7 @@ func (a *app) startedPool(p poolYAML, opts agent.Options) (*agent.Pool, *stepClo
 	clock := newStepClock()
 	opts.Clock = clock
 	ag, pool := a.socketedPool(p, opts)
+	pool.IgnoreClockJumps() // the real one goes on while the daemon's stands still
 	ag.StartPins()
 	clock.pass(time.Minute)
 	return pool, clock
@@ -165,6 +166,7 @@ func TestNothingIsDeletedAfterARestart(t *testing.T) {
 		y := poolYAML{liveness: a.refs(), extra: "pins: {ttl: 10m}"}
 		clock := newStepClock()
 		ag, p := a.socketedPool(y, agent.Options{Clock: clock})
+		p.IgnoreClockJumps() // the real one goes on while this one stands still
 		ag.StartPins()
 		if rep := sweep(t, p); rep.HeldUp() || rep.CandidatesStaged != 3 {
 			t.Errorf("with nothing due: %+v", rep)

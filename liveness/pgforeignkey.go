@@ -201,7 +201,8 @@ func (r *pgResolver) checkForeignKeys(sources []pgSource) {
 
 // held says whether a foreign key holds rows of the source.
 func (r *pgResolver) held(s *pgSource) bool {
-	return slices.ContainsFunc(r.foreignKeys, func(fk foreignKey) bool { return covering(&fk, []pgSource{*s}) != nil })
+	return !r.opts.without.HeldRows &&
+		slices.ContainsFunc(r.foreignKeys, func(fk foreignKey) bool { return covering(&fk, []pgSource{*s}) != nil })
 }
 
 // verbatim says that a value of the source is the key itself.

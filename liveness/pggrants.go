@@ -46,7 +46,6 @@ func PostgresGrants(ctx context.Context, tx pgx.Tx, opts Options, sources []Sour
 			return nil, fmt.Errorf("look up source %s: %w", src.Name, err)
 		}
 	}
-	r.checkForeignKeys(resolved)
 	grants := make([]SourceGrants, len(sources))
 	for i := range resolved {
 		if grants[i], err = r.grants(ctx, tx, &resolved[i]); err != nil {
@@ -90,7 +89,7 @@ func (r *pgResolver) lookUp(ctx context.Context, s *pgSource) error {
 	if s.parts, err = pgdb.Parts(ctx, r.q, rel); err != nil || s.value == 0 {
 		return err
 	}
-	s.foreignKey = r.foreignKeyOf(s)
+	s.foreignKey, s.held = r.foreignKeyOf(s), r.held(s)
 	if r.resolveFormat(s); s.format.Placeholder() == 0 {
 		return nil
 	}
