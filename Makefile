@@ -4,6 +4,7 @@ GO       ?= go
 FUZZTIME ?= 30s
 KEYS     ?= 200000
 DURATION ?= 60s
+VERSIONS ?= 14 15 16 17 18
 
 LINT_VERSION   := v2.15.0
 FORMAT_VERSION := v0.12.0
@@ -18,17 +19,24 @@ VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unkno
 export CGO_ENABLED = 0
 
 .NOTPARALLEL:
-.PHONY: help build test lint fmt bench torture fuzz clean compiler faketime pooler vet
+.PHONY: help build test test-matrix model lint fmt bench torture fuzz clean compiler faketime pooler vet
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the static binary bin/gc-agent
 	$(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/gc-agent ./cmd/gc-agent
 
 # exec, here and in bench and torture: make sends SIGTERM to its own child alone, and a shell in between would end without passing it on.
-test: compiler faketime pooler vet lint ## vet, lint, and run all tests with the race detector, beside a Postgres server of their own
+test: compiler faketime pooler vet lint model ## vet, lint, check the model, and run all tests with the race detector, beside a Postgres server of their own
 	CGO_ENABLED=1 exec scripts/postgres run -- $(GO) test -race -timeout 18m ./...
+	GO='$(GO)' exec scripts/postgres-matrix -slice
+
+test-matrix: ## run all tests on each of VERSIONS (14 15 16 17 18) of Postgres
+	GO='$(GO)' exec scripts/postgres-matrix $(VERSIONS)
+
+model: compiler ## check the model of the protocol, with each of its protections and without
+	CC="$$($(GO) env CC)" exec scripts/model
 
 vet:
 	$(GO) vet ./...

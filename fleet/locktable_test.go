@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -147,14 +146,7 @@ func TestLockTableExhausted(t *testing.T) {
 // onServerOfItsOwn runs the test again, in another process beside another server.
 func onServerOfItsOwn(t *testing.T) {
 	t.Helper()
-	if os.Getenv(pgtest.Variable) == "" {
-		t.Skipf("%s is not set", pgtest.Variable)
-	}
-	if installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb"); len(installed) == 0 {
-		if _, err := exec.LookPath("initdb"); err != nil {
-			t.Skip("there is no initdb to make another server with")
-		}
-	}
+	pgtest.Programs(t)
 	self, err := os.Executable()
 	check(t, err)
 	cmd := exec.CommandContext(t.Context(), "../scripts/postgres", "run", "--", self, "-test.run=^"+t.Name()+"$", "-test.v")

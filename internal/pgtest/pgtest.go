@@ -20,6 +20,10 @@ import (
 // postgres:// URL of a superuser in any of the server's databases.
 const Variable = "GC_AGENT_TEST_POSTGRES_URL"
 
+// ProgramsVariable names the environment variable that holds the directory of the
+// server's programs. scripts/postgres sets it, and uses it where it is set.
+const ProgramsVariable = "GC_AGENT_POSTGRES_BIN"
+
 // limit bounds whatever a function of this package does on the server.
 const limit = time.Minute
 
@@ -68,6 +72,19 @@ func Database(t testing.TB) string {
 		}
 	})
 	return database
+}
+
+// Programs returns the directory of initdb, pg_ctl and postgres, of the version of
+// the server that the other functions use, for a test that starts a server of its
+// own. Where no script has started that server the test is skipped: any other
+// version that is installed would be tested instead.
+func Programs(t testing.TB) string {
+	t.Helper()
+	dir := os.Getenv(ProgramsVariable)
+	if dir == "" || os.Getenv(Variable) == "" {
+		t.Skipf("%s is not set, where initdb and pg_ctl are: run make test, which starts a Postgres server", ProgramsVariable)
+	}
+	return dir
 }
 
 func dropDatabase(ctx context.Context, server, database, name string) error {

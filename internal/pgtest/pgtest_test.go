@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net/url"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -107,6 +109,25 @@ func TestDatabaseSkipsWithoutAServer(t *testing.T) {
 	})
 	if !skipped {
 		t.Error("a test that needs a server ran without one")
+	}
+}
+
+func TestProgramsAreTheServers(t *testing.T) {
+	t.Parallel()
+	programs, conn := pgtest.Programs(t), superuser(t)
+	for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
+		out, err := exec.CommandContext(t.Context(), filepath.Join(programs, program), "--version").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var server string
+		if err := conn.QueryRow(t.Context(), "SHOW server_version").Scan(&server); err != nil {
+			t.Fatal(err)
+		}
+		version, _, _ := strings.Cut(server, " ")
+		if !strings.Contains(string(out), " "+version) {
+			t.Errorf("%s says %q, the server is %s", program, out, server)
+		}
 	}
 }
 
