@@ -38,13 +38,7 @@ var patient = pgdb.Timeouts{Lock: 10 * time.Second}
 // connect opens a connection that the test may close before its end.
 func connect(t *testing.T, url string, timeouts pgdb.Timeouts) *pgdb.Conn {
 	t.Helper()
-	db, err := pgdb.Open(url, pgdb.Options{Timeouts: timeouts})
-	check(t, err)
-	t.Cleanup(db.Close)
-	conn, err := db.Dedicated(t.Context())
-	check(t, err)
-	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	return conn
+	return pgtest.Session(t, url, pgdb.Options{Timeouts: timeouts})
 }
 
 func inTx(t *testing.T, conn *pgdb.Conn, fn func(context.Context, pgx.Tx) error) {

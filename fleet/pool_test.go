@@ -165,12 +165,7 @@ func connectTraced(t *testing.T, url string, fn func(ctx context.Context, n int,
 		}
 		return fn(ctx, n, before, sql)
 	}
-	db, err := pgdb.Open(url, pgdb.Options{Timeouts: patient, Tracer: tr})
-	check(t, err)
-	t.Cleanup(db.Close)
-	conn, err := db.Dedicated(t.Context())
-	check(t, err)
-	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	conn := pgtest.Session(t, url, pgdb.Options{Timeouts: patient, Tracer: tr})
 	tr.n, ready = 0, true
 	return conn
 }

@@ -43,17 +43,7 @@ func (w *pgWorld) as(t testing.TB, url string) *pgWorld {
 func pgConnect(t testing.TB, url string, tracer pgx.QueryTracer) *pgdb.Conn {
 	t.Helper()
 	timeouts := pgdb.Timeouts{Lock: 5 * time.Second, Statement: time.Minute, Idle: time.Minute}
-	db, err := pgdb.Open(url, pgdb.Options{Timeouts: timeouts, Tracer: tracer})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
-	conn, err := db.Dedicated(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	return conn
+	return pgtest.Session(t, url, pgdb.Options{Timeouts: timeouts, Tracer: tracer})
 }
 
 // pgTracer remembers the last statement.

@@ -287,13 +287,7 @@ func ensured(t *testing.T, q pgdb.Querier) *window.Postgres {
 
 func connect(t *testing.T, url string, timeouts pgdb.Timeouts) *pgdb.Conn {
 	t.Helper()
-	db, err := pgdb.Open(url, pgdb.Options{Timeouts: timeouts})
-	check(t, err)
-	t.Cleanup(db.Close)
-	conn, err := db.Dedicated(t.Context())
-	check(t, err)
-	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	return conn
+	return pgtest.Session(t, url, pgdb.Options{Timeouts: timeouts})
 }
 
 func inTx(t *testing.T, conn *pgdb.Conn, fn func(context.Context, pgx.Tx) error) {

@@ -36,17 +36,7 @@ func newWorld(t testing.TB, setup string) *world {
 func connect(t testing.TB, url string) *pgdb.Conn {
 	t.Helper()
 	timeouts := pgdb.Timeouts{Lock: 5 * time.Second, Statement: time.Minute, Idle: time.Minute}
-	db, err := pgdb.Open(url, pgdb.Options{Timeouts: timeouts})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
-	conn, err := db.Dedicated(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	return conn
+	return pgtest.Session(t, url, pgdb.Options{Timeouts: timeouts})
 }
 
 var errRollback = errors.New("roll back")

@@ -244,15 +244,7 @@ func TestSecondAgentLeavesAPostgresPoolAlone(t *testing.T) {
 	url := pgtest.Database(t)
 	pgtest.Exec(t, pgtest.Connect(t, url), appSchema)
 	dir := writeConfig(t, url, "0")
-	db, err := pgdb.Open(url, pgdb.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
-	conn, err := db.Dedicated(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := pgtest.Session(t, url, pgdb.Options{})
 	lease, ok, err := fleet.SweepLockAcquire(t.Context(), conn, "gc_agent")
 	if err != nil || !ok {
 		t.Fatalf("no lease: %v", err)

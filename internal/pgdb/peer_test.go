@@ -1,7 +1,6 @@
 package pgdb_test
 
 import (
-	"context"
 	"maps"
 	"net/url"
 	"testing"
@@ -36,16 +35,7 @@ func TestSilentClientIsNoticed(t *testing.T) {
 
 func peerSettings(t *testing.T, server string, names map[string]string) map[string]string {
 	t.Helper()
-	db, err := pgdb.Open(server, pgdb.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
-	conn, err := db.Dedicated(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	conn := pgtest.Session(t, server, pgdb.Options{})
 	if conn.Pooled() {
 		t.Error("a connection to the server itself counts as pooled")
 	}
