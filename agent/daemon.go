@@ -159,6 +159,8 @@ func logSweep(log *zerolog.Logger, rep Report, err error) {
 		logReport(log.Warn(), rep).Msg("sweep held up: what is overdue is left for the next one")
 	case rep.Stopped():
 		logReport(log.Info(), rep).Msg("sweep stopped")
+	case rep.DryRun:
+		logReport(log.Info(), rep).Msg("swept dry: nothing was changed")
 	default:
 		logReport(log.Info(), rep).Msg("swept")
 	}
@@ -175,7 +177,7 @@ func (r Report) HeldUp() bool { return r.Aborted == nil && r.Detail != "" && !r.
 func (r Report) Stopped() bool { return r.Aborted == nil && r.Detail == errStopped.Error() }
 
 func logReport(e *zerolog.Event, rep Report) *zerolog.Event {
-	return e.Str("mode", rep.Mode).Str("detail", rep.Detail).
+	return e.Str("mode", rep.Mode).Bool("dry_run", rep.DryRun).Str("detail", rep.Detail).
 		Int64("scanned", rep.Scanned).Int64("referenced", rep.Referenced).Int64("foreign", rep.Foreign).
 		Int64("candidates_staged", rep.CandidatesStaged).Int64("unstaged", rep.Unstaged).
 		Int64("overdue", rep.Overdue).Int64("deleted", rep.Deleted).Int64("cancelled", rep.Cancelled).

@@ -163,9 +163,9 @@ func (s *sweep) arbitrate(ctx context.Context, tx tx, keys []blob.Key) ([]verdic
 	return verdicts, s.foldPinned(ctx, verdicts, pins)
 }
 
-// arbitrateInDatabases asks pins and sources in databases. Where sources stand in other databases every
-// database but the last is asked twice: a row may move from one to another between
-// the reads, and is then seen in one of them.
+// arbitrateInDatabases asks pins and sources in databases. Where sources stand in
+// other databases every database but the last is asked twice: a row may move from
+// one to another between the reads, and is then seen in one of them.
 func (s *sweep) arbitrateInDatabases(ctx context.Context, tx tx, keys []blob.Key) ([]verdict, error) {
 	verdicts, err := tx.Arbitrate(ctx, keys)
 	if err != nil || len(s.elsewhere) == 0 {

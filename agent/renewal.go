@@ -334,7 +334,7 @@ func (l *localRenewer) renewOwners(_ context.Context, owners []fleet.Owner, ttl 
 		}
 		n, gone, err := l.pool.local.store.RenewOwner(owner, due, ttl)
 		if err != nil {
-			return renewed, lost, err
+			return renewed, 0, err
 		}
 		renewed, lost, next[owner] = renewed+n, lost+gone, now.Add(l.pool.cfg.Pins.TTL/3)
 	}

@@ -138,7 +138,7 @@ type tx interface {
 	batchTx
 }
 
-// batchTx is the three steps that decide about a batch, in their order.
+// batchTx is what decides about a batch, in the order of a batch's steps.
 type batchTx interface {
 	// Lock locks the blobs of keys in every tier, in key order, waiting for nobody.
 	Lock(ctx context.Context, keys []blob.Key) ([]blob.Hold, error)

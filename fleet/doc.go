@@ -40,7 +40,7 @@
 // hasn't got it, when the statement ends). Of a host or a network that fell silent it
 // learns within a minute, by TCP keepalives where nothing is under way and by
 // tcp_user_timeout where something is. Behind a pooler that gives each transaction
-// whichever session is free, a session lock would belong to nobody: Acquire sees
+// whichever session is free, a session lock would belong to nobody: SweepLockAcquire sees
 // that it isn't talking to the session it was introduced to, and refuses.
 //
 // Session locks can be taken again by the session that has them. The second
@@ -155,7 +155,8 @@
 // locked. So whoever waits for it waits for the end of a short transaction, and no
 // circle of waiting goes through it, save through what the delete itself sets off
 // in the application's tables, and lock_timeout ends that. Its order is: the pool's
-// lock, the locks of keys, the rows of blobs, the rows of pins.
+// lock, the locks of keys, the rows of pins. A sweep has the rows of blobs locked
+// before, as it passes over what it can't have.
 //
 // A writer waits. Its key locks are shared with all other writers, and never make
 // one wait for another. Rows of pins do, where two transactions pin the same key for

@@ -37,7 +37,8 @@ const (
 	// answerTimeout is how long a request may take, writing the answer included; a
 	// sweep has as long as it needs, and a line of its stream that long.
 	answerTimeout = 45 * time.Second
-	// workTimeout is how long a pin waits for a batch.
+	// workTimeout is how long a request may work, a pin that waits for a batch included;
+	// a sweep has no such limit.
 	workTimeout = 30 * time.Second
 	lineTimeout = 10 * time.Second
 	// finishWithin is how long requests at hand may still take once the daemon stops.

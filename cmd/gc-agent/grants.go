@@ -107,7 +107,7 @@ func (a *app) printGrants(d agent.DatabaseGrants) status {
 		end = a.print(g.text(d.Engine))
 	}
 	if missing > 0 && g.Complete {
-		a.stderr.line("database %s: role %s lacks %s", d.Database, d.Role, some(missing, "right"))
+		a.stderr.line("database %s: before these, role %s lacks %s", d.Database, d.Role, some(missing, "right"))
 	}
 	for _, why := range d.Unseen {
 		a.stderr.line("%s", words.OneLine(why))

@@ -80,7 +80,11 @@ func (a *app) ensureSchema(ctx context.Context, p *agent.Pool) status {
 			Pool string `json:"pool"`
 		}{p.Name()})
 	}
-	return a.print(fmt.Sprintf("pool %s: its tables are there\n", p.Name()))
+	what := "its tables are"
+	if cfg, _ := a.cfg.Pool(p.Name()); cfg.Fleet {
+		what = "its tables, and the functions to pin by, are"
+	}
+	return a.print(fmt.Sprintf("pool %s: %s there\n", p.Name(), what))
 }
 
 // eachPool runs fn for the pools of these names, or for all.
