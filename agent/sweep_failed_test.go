@@ -168,15 +168,15 @@ func TestDeleteThatMeetsALock(t *testing.T) {
 	a.exec(`CREATE TABLE tally (n integer)`, `INSERT INTO tally VALUES (0)`,
 		`CREATE FUNCTION count_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE public.tally SET n = n + 1; RETURN old; END $$`,
 		`CREATE TRIGGER tally BEFORE DELETE ON blobs FOR EACH ROW EXECUTE FUNCTION count_it()`)
-	p := a.pool(poolYAML{liveness: a.refs(), extra: "limits: {lock_timeout: 20ms}"})
+	p := a.pool(poolYAML{liveness: a.refs(), extra: "limits: {lock_timeout: 50ms}"})
 	sweep(t, p)
 	a.session("BEGIN", `LOCK TABLE tally IN EXCLUSIVE MODE`) // without a transaction id, for settle would wait for it
 	rep := sweepWith(t, p, agent.SweepOptions{})
 	if rep.Deleted != 0 || rep.Overdue != 40 || rep.Cancelled != 40 {
 		t.Errorf("%+v", rep)
 	}
-	// 40 keys in one transaction would wait for 40 * 20 ms at least.
-	if rep.LongestTxMS >= 400 {
+	// 40 keys in one transaction would wait for 40 * 50 ms at least.
+	if rep.LongestTxMS >= 40*50 {
 		t.Errorf("a transaction took %d ms", rep.LongestTxMS)
 	}
 }
