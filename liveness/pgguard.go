@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 
-	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/internal/finding"
 )
 
@@ -126,7 +125,7 @@ func (r *pgResolver) openToSubscriptions(ctx context.Context, s *pgSource, how s
 
 // leaveSpellingsOpen adds what a look-up by key doesn't find.
 func (s *pgSource) leaveSpellingsOpen() {
-	if _, checked := s.badValue(); checked && !s.scanned && !s.lowerIndex && s.format.Placeholder() != blob.Text {
+	if s.guard != Trigger && s.missesSpellings() { // which the trigger refuses
 		s.open += "; a value in another spelling that is written while a sweep runs"
 	}
 }

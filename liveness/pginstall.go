@@ -41,8 +41,10 @@ func (p *Postgres) TriggerPlans(deferrable bool) []TriggerPlan {
 			plan.Why = "foreign key " + s.foreignKey.constraint + " guards it"
 		case plan.Why == "":
 			plan.Table, plan.Name = s.rel.SQL(), s.trigger.name
-			// One that is deferrable does all that one that isn't does.
-			plan.There = s.trigger.guards() && (s.trigger.found.deferrable || !deferrable)
+			// One that is deferrable does all that one that isn't does. One that is stricter
+			// than it has to be guards, and is loosened.
+			found := s.trigger.found
+			plan.There = s.trigger.guards() && (found.deferrable || !deferrable) && (!found.strict || s.missesSpellings())
 			plan.Statements = s.createTrigger(deferrable)
 		}
 		plans[i] = plan

@@ -21,16 +21,24 @@ type pgTrigger struct {
 	name     string // of the trigger and of its function
 	schema   string // of the function
 	settings []string
-	bodies   map[bool]string // of the function, by whether the trigger is deferrable
+	bodies   map[triggerForm]string // of the function
 
 	found triggerState
 }
 
+// triggerForm is one of the forms that the trigger of a source can have.
+type triggerForm struct {
+	deferrable bool
+	// strict says that it refuses a spelling that a look-up by key doesn't find. It
+	// has to where there is one, and does no harm where there is none any more.
+	strict bool
+}
+
 // triggerState is a trigger as the catalogue has it.
 type triggerState struct {
-	oid        uint32 // 0: there is none
-	deferrable bool
-	gap        string // why it stops no reference from appearing; empty when it does
+	oid uint32 // 0: there is none
+	triggerForm
+	gap string // why it stops no reference from appearing; empty when it does
 }
 
 // guards says that the trigger is there, and complete.
@@ -51,9 +59,12 @@ func (r *pgResolver) resolveTrigger(ctx context.Context, s *pgSource) error {
 	if t.settings, err = r.triggerSettings(ctx, s); err != nil {
 		return err
 	}
-	t.bodies = map[bool]string{}
+	t.bodies = map[triggerForm]string{}
 	for _, deferrable := range []bool{false, true} {
-		t.bodies[deferrable] = s.triggerBody(r.opts.Kind, r.targets, deferrable)
+		for _, strict := range []bool{false, true} {
+			form := triggerForm{deferrable, strict}
+			t.bodies[form] = s.triggerBody(r.opts.Kind, r.targets, form)
+		}
 	}
 	t.found, err = s.findTrigger(ctx, r.q)
 	return err
@@ -181,8 +192,8 @@ SELECT g.oid, g.tgdeferrable,
 	g.tgenabled = 'A',
 	g.tgtype = 21 AND g.tgattr::text = '' AND g.tgqual IS NULL AND g.tgnargs = 0 AND g.tgoldtable IS NULL AND g.tgnewtable IS NULL,
 	n.nspname = $3 AND p.proname = $2 AND l.lanname = 'plpgsql' AND p.prosecdef
-		AND p.prosrc = CASE WHEN g.tgdeferrable THEN $4 ELSE $5 END
-		AND coalesce(p.proconfig, '{}') = $6::text[],
+		AND coalesce(p.proconfig, '{}') = $4::text[],
+	p.prosrc,
 	p.proowner IN (c.relowner, (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user))
 		OR (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.oid = p.proowner),
 	coalesce((
@@ -198,15 +209,17 @@ JOIN pg_catalog.pg_language l ON l.oid = p.prolang`
 func (s *pgSource) findTrigger(ctx context.Context, q pgdb.Querier) (found triggerState, err error) {
 	t := &s.trigger
 	var always, fires, same, ours bool
-	var bypass string
-	err = q.QueryRow(ctx, selectTrigger, s.rel.OID, t.name, t.schema, t.bodies[true], t.bodies[false], t.settings).
-		Scan(&found.oid, &found.deferrable, &always, &fires, &same, &ours, &bypass)
+	var body, bypass string
+	err = q.QueryRow(ctx, selectTrigger, s.rel.OID, t.name, t.schema, t.settings).
+		Scan(&found.oid, &found.deferrable, &always, &fires, &same, &body, &ours, &bypass)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return triggerState{}, nil
 	}
 	if err != nil {
 		return triggerState{}, fmt.Errorf("look for the guard trigger of %s: %w", s.rel, err)
 	}
+	found.strict = body == t.bodies[triggerForm{found.deferrable, true}]
+	same = same && (found.strict || !s.missesSpellings() && body == t.bodies[triggerForm{found.deferrable, false}])
 	switch {
 	case !always:
 		found.gap = "it isn't ENABLE ALWAYS"

@@ -54,7 +54,10 @@ func (w *pgWorld) write(t testing.TB, sql string) string {
 	return pgdb.Code(err)
 }
 
-const gone = pgdb.ForeignKeyViolation
+const (
+	gone     = pgdb.ForeignKeyViolation
+	misspelt = "23514"
+)
 
 // Every format and type is read as the source reads it; what names no key isn't
 // the trigger's business.
@@ -67,17 +70,18 @@ func TestTriggerReadsValues(t *testing.T) {
 		refs, format string
 		held, absent []string
 		ignored      []string
+		respelt      []string
 	}{
-		"bytes":  {blob.KindBytes, "bytea", `'\xabcd'`, "bytea", "", []string{`'\xabcd'`}, []string{`'\xabce'`, `''`}, nil},
-		"hex":    {blob.KindBytes, "bytea", `'\xabcd'`, "text", "sha256:{hex}", []string{`'sha256:abcd'`, `'sha256:ABcd'`}, []string{`'sha256:abce'`}, []string{`'abcd'`, `'sha256:xy'`, `''`}},
-		"base64": {blob.KindBytes, "bytea", `'\xabcd'`, "varchar", "{base64}", []string{`'q80='`, `'q80'`}, []string{`'q84='`}, []string{`'?'`}},
-		"text":   {blob.KindText, "text", `'a''b'`, "text", "", []string{`'a''b'`}, []string{`'a'`, `''`}, nil},
-		"char":   {blob.KindText, "text", `'ab'`, "char(5)", "", []string{`'ab'`}, []string{`'a'`}, nil},
-		"url":    {blob.KindText, "text", `'ü'`, "text", "/v1/{text}", []string{`'/v1/ü'`}, []string{`'/v1/u'`}, []string{`'ü'`}},
-		"uuid":   {blob.KindUUID, "uuid", `'0000000a-0000-0000-0000-000000000001'`, "uuid", "", []string{`'0000000A-0000-0000-0000-000000000001'`}, []string{`'0000000a-0000-0000-0000-000000000002'`}, nil},
-		"urn":    {blob.KindUUID, "uuid", `'0000000a-0000-0000-0000-000000000001'`, "text", "urn:{uuid}", []string{`'urn:0000000A-0000-0000-0000-000000000001'`}, []string{`'urn:0000000a-0000-0000-0000-000000000002'`}, []string{`'urn:1'`}},
-		"int":    {blob.KindInt, "smallint", `7`, "bigint", "", []string{`7`}, []string{`8`, `9000000000`}, nil},
-		"oid":    {blob.KindInt, "bigint", `7`, "text", "urn:oid:{int}", []string{`'urn:oid:007'`}, []string{`'urn:oid:8'`}, []string{`'urn:oid:x'`, `'urn:oid:99999999999999999999'`}},
+		"bytes":  {blob.KindBytes, "bytea", `'\xabcd'`, "bytea", "", []string{`'\xabcd'`}, []string{`'\xabce'`, `''`}, nil, nil},
+		"hex":    {blob.KindBytes, "bytea", `'\xabcd'`, "text", "sha256:{hex}", []string{`'sha256:abcd'`}, []string{`'sha256:abce'`}, []string{`'abcd'`, `'sha256:xy'`, `''`}, []string{`'sha256:ABcd'`}},
+		"base64": {blob.KindBytes, "bytea", `'\xabcd'`, "varchar", "{base64}", []string{`'q80='`}, []string{`'q84='`}, []string{`'?'`}, []string{`'q80'`}},
+		"text":   {blob.KindText, "text", `'a''b'`, "text", "", []string{`'a''b'`}, []string{`'a'`, `''`}, nil, nil},
+		"char":   {blob.KindText, "text", `'ab'`, "char(5)", "", []string{`'ab'`}, []string{`'a'`}, nil, nil},
+		"url":    {blob.KindText, "text", `'ü'`, "text", "/v1/{text}", []string{`'/v1/ü'`}, []string{`'/v1/u'`}, []string{`'ü'`}, nil},
+		"uuid":   {blob.KindUUID, "uuid", `'0000000a-0000-0000-0000-000000000001'`, "uuid", "", []string{`'0000000A-0000-0000-0000-000000000001'`}, []string{`'0000000a-0000-0000-0000-000000000002'`}, nil, nil},
+		"urn":    {blob.KindUUID, "uuid", `'0000000a-0000-0000-0000-000000000001'`, "text", "urn:{uuid}", []string{`'urn:0000000a-0000-0000-0000-000000000001'`}, []string{`'urn:0000000a-0000-0000-0000-000000000002'`}, []string{`'urn:1'`}, []string{`'urn:0000000A-0000-0000-0000-000000000001'`}},
+		"int":    {blob.KindInt, "smallint", `7`, "bigint", "", []string{`7`}, []string{`8`, `9000000000`}, nil, nil},
+		"oid":    {blob.KindInt, "bigint", `7`, "text", "urn:oid:{int}", []string{`'urn:oid:7'`}, []string{`'urn:oid:8'`}, []string{`'urn:oid:x'`, `'urn:oid:99999999999999999999'`}, []string{`'urn:oid:007'`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -85,7 +89,7 @@ func TestTriggerReadsValues(t *testing.T) {
 			s := pgSource("r", "key", c.format)
 			w.install(t, triggerPool(c.kind, "key"), false, s)
 			wantGuardOf(t, w, triggerPool(c.kind, "key").enforced(), s, liveness.Trigger)
-			for code, values := range map[string][]string{"": append(append([]string{"NULL"}, c.held...), c.ignored...), gone: c.absent} {
+			for code, values := range map[string][]string{"": append(append([]string{"NULL"}, c.held...), c.ignored...), gone: c.absent, misspelt: c.respelt} {
 				for _, v := range values {
 					if got := w.write(t, "INSERT INTO r VALUES ("+v+")"); got != code {
 						t.Errorf("insert %s: %q, want %q", v, got, code)
@@ -110,6 +114,65 @@ func wantGuardOf(t *testing.T, w *pgWorld, pool pgPool, s liveness.Source, want 
 	p := w.mustResolve(t, pool, s)
 	if info := p.Sources()[0]; info.Guard != want || info.LeavesOpen == "" || info.WouldClose == "" {
 		t.Errorf("%+v, want guard %s", info, want)
+	}
+}
+
+// A value that a look-up by its key doesn't find is refused, until an index by which
+// every spelling is found makes the trigger stricter than it has to be.
+func TestTriggerSpellings(t *testing.T) {
+	t.Parallel()
+	for _, deferrable := range []bool{false, true} {
+		w := newPGWorld(t, `CREATE TABLE blobs (id bytea PRIMARY KEY); INSERT INTO blobs VALUES ('\xab'); CREATE TABLE r (id int, b text, gone boolean); CREATE INDEX ON r (b);
+			INSERT INTO r VALUES (1, 'AB', false), (2, 'ab', true), (3, 'zz', false)`)
+		pool, s := triggerPool(blob.KindBytes, "id"), filtered(pgSource("r", "b", "{hex}"), "gone IS NOT TRUE")
+		w.install(t, pool, deferrable, s)
+		if open := w.mustResolve(t, pool.enforced(), s).Sources()[0].LeavesOpen; strings.Contains(open, "spelling") {
+			t.Errorf("it leaves open %s", open)
+		}
+		before := ""
+		if deferrable {
+			before = misspelt // it can't rely on the version before
+		}
+		for _, c := range []struct{ sql, want string }{
+			{`UPDATE r SET id = 1 WHERE b = 'AB'`, before},
+			{`UPDATE r SET b = 'aB' WHERE id = 1`, misspelt},
+			{`UPDATE r SET b = 'Ab' WHERE id = 2`, ""},
+			{`UPDATE r SET gone = false WHERE id = 2`, misspelt},
+			{`UPDATE r SET b = 'aB' WHERE id = 3`, misspelt},
+			{`INSERT INTO r VALUES (4, 'aB', true)`, ""},
+			{`INSERT INTO r VALUES (5, 'CD')`, misspelt},
+		} {
+			if got := w.write(t, c.sql); got != c.want {
+				t.Errorf("deferrable %t: %s: %q, want %q", deferrable, c.sql, got, c.want)
+			}
+		}
+		if got, want := w.write(t, `BEGIN; INSERT INTO r VALUES (6, 'aB'); UPDATE r SET b = 'ab' WHERE id = 6; COMMIT`), misspelt; deferrable == (got == want) {
+			t.Errorf("deferrable %t, put right in the transaction: %q", deferrable, got)
+		}
+		pgtest.Exec(t, w.app, "ROLLBACK; DELETE FROM r")
+		_, err := w.app.Exec(t.Context(), `INSERT INTO r VALUES (7, 'AB')`)
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) {
+			t.Fatal(err)
+		}
+		const index = `CREATE INDEX CONCURRENTLY ON "public"."r" (lower("b"))`
+		if want := "Write it as {hex}, in lower case; or, so that every spelling is found, run " + index + " and install the trigger again."; pgErr.Hint != want || pgErr.ConstraintName == "" {
+			t.Errorf("hint %q, want %q", pgErr.Hint, want)
+		}
+		pgtest.Exec(t, w.app, index)
+		wantGuardOf(t, w, pool.enforced(), s, liveness.Trigger)
+		if w.mustResolve(t, pool, s).TriggerPlans(deferrable)[0].There {
+			t.Error("nothing is to be installed, though the trigger is too strict")
+		}
+		w.install(t, pool, deferrable, s)
+		wantGuardOf(t, w, pool.enforced(), s, liveness.Trigger)
+		if got := w.write(t, `INSERT INTO r VALUES (7, 'AB')`); got != "" {
+			t.Errorf("with the index: %q", got)
+		}
+		pgtest.Exec(t, w.app, "DROP INDEX r_lower_idx")
+		if _, found := w.resolve(t, pool.enforced(), guarded(s, liveness.Trigger)); len(found) != 1 || !strings.Contains(found[0].Message, "its function isn't the one") {
+			t.Errorf("without the index again: %v", found)
+		}
 	}
 }
 
@@ -282,7 +345,7 @@ func TestTriggerDeferred(t *testing.T) {
 		"the reference changed":           {`INSERT INTO r VALUES ('bb'); UPDATE r SET b = NULL WHERE b = 'bb'`, ""},
 		"the reference left out":          {`INSERT INTO r VALUES ('bb'); UPDATE r SET gone = true WHERE b = 'bb'`, ""},
 		"left out, and counted again":     {`INSERT INTO r VALUES ('bc'); UPDATE r SET gone = true; UPDATE r SET gone = false`, gone},
-		"respelt, and still naming it":    {`INSERT INTO r VALUES ('bb'); UPDATE r SET b = 'BB' WHERE b = 'bb'`, gone},
+		"respelt, and still naming it":    {`INSERT INTO r VALUES ('bb'); UPDATE r SET b = 'BB' WHERE b = 'bb'`, misspelt},
 		"another column, and no blob":     {`INSERT INTO r VALUES ('bd'); UPDATE r SET gone = false WHERE b = 'bd'`, gone},
 		"immediately, by SET CONSTRAINTS": {`SET CONSTRAINTS ALL IMMEDIATE; INSERT INTO r VALUES ('ab'); INSERT INTO blobs VALUES ('\xab')`, gone},
 	} {

@@ -41,33 +41,88 @@ func TriggerName(schema, source string) string {
 // and may not rely on what the version before it named: that one's own check may
 // have passed because the row had gone on. It asks whether a row still says what
 // this one said before it raises an error.
-func (s *pgSource) triggerBody(kind blob.Kind, targets []Target, deferrable bool) string {
+//
+// One that is strict refuses a value that names a key in a spelling by which a sweep
+// doesn't find it.
+func (s *pgSource) triggerBody(kind blob.Kind, targets []Target, form triggerForm) string {
 	var look strings.Builder
 	for _, t := range targets {
 		fmt.Fprintf(&look, lookTier, t.Relation.SQL(), pgdb.Ident(t.Key.Name), nativeKey(kind, "guard.key"))
 	}
-	subtract, outdated := "", ""
-	if deferrable {
+	subtract, outdated, refuse := "", "", ""
+	if form.strict {
+		refuse = s.refuseSpelling(form.deferrable)
+	}
+	if form.deferrable {
 		outdated = strings.NewReplacer("{table}", s.rel.SQL(), "{column}", pgdb.Ident(s.col.Name), "{and}", s.and()).Replace(outdatedRow)
 	} else {
 		subtract = strings.NewReplacer("{before}", s.keysOf("OLD")).Replace(subtractBefore)
 	}
-	return strings.NewReplacer(
-		"{keys}", s.keysOf("NEW"), "{subtract}", subtract, "{look}", look.String(), "{outdated}", outdated,
-		"{what}", literal(s.rel.String()+"."+s.col.Name), "{value}", "left(NEW."+pgdb.Ident(s.col.Name)+"::text, 64)", "{column}", literal(s.col.Name),
-	).Replace(triggerBody)
+	return s.sayingWhat("{keys}", s.keysOf("NEW"), "{refuse}", refuse, "{subtract}", subtract, "{look}", look.String(), "{outdated}", outdated).Replace(triggerBody)
+}
+
+// sayingWhat fills in, beside the pairs, what an error says of the value.
+func (s *pgSource) sayingWhat(pairs ...string) *strings.Replacer {
+	return strings.NewReplacer(append(pairs,
+		"{what}", literal(s.rel.String()+"."+s.col.Name), "{value}", "left(NEW."+pgdb.Ident(s.col.Name)+"::text, 64)", "{column}", literal(s.col.Name))...)
 }
 
 // keysOf is a query of the canonical keys that the row NEW or OLD names, where it
 // counts. where stands on its own: no name in it means anything but a column.
 func (s *pgSource) keysOf(row string) string {
+	return "SELECT k.key FROM " + s.rowThat(row) + " CROSS JOIN LATERAL (VALUES (" + s.decoded() + ")) k (key)\n\t\tWHERE k.key IS NOT NULL"
+}
+
+// rowThat is the FROM item s of the row NEW or OLD, where it counts.
+func (s *pgSource) rowThat(row string) string {
 	column := pgdb.Ident(s.col.Name)
-	from := "(SELECT " + row + "." + column + " AS " + column + ") s"
-	if s.and() != "" {
+	if s.and() == "" {
 		// Without where one column is enough, and costs less.
-		from = "(SELECT s." + column + " FROM (SELECT " + row + ".*) s WHERE true" + s.and() + ") s"
+		return "(SELECT " + row + "." + column + " AS " + column + ") s"
 	}
-	return "SELECT k.key FROM " + from + " CROSS JOIN LATERAL (VALUES (" + s.decoded() + ")) k (key)\n\t\tWHERE k.key IS NOT NULL"
+	return "(SELECT s." + column + " FROM (SELECT " + row + ".*) s WHERE true" + s.and() + ") s"
+}
+
+// respelt is the condition that a value names a key in a spelling that a look-up by
+// the key doesn't find.
+func (s *pgSource) respelt() string {
+	v := s.text(s.column())
+	return fitsFormat(s.format, v) + " AND NOT (" + isCanonical(s.format, v) + ")"
+}
+
+// missesSpellings says whether there are such spellings.
+func (s *pgSource) missesSpellings() bool {
+	_, checked := s.badValue()
+	return checked && !s.scanned && !s.lowerIndex && s.format.Placeholder() != blob.Text
+}
+
+// refuseSpelling raises an error for a value that a look-up doesn't find. One that
+// was there before isn't what this write is to blame for, and holds up a sweep.
+func (s *pgSource) refuseSpelling(deferrable bool) string {
+	value := s.text("NEW." + pgdb.Ident(s.col.Name))
+	unless := "NOT (TG_OP = 'UPDATE' AND EXISTS (SELECT FROM " + s.rowThat("OLD") + " WHERE " + bytewise(s.text(s.column())) + " = " + bytewise(value) + "))"
+	if deferrable {
+		unless = "EXISTS (SELECT FROM " + s.rel.SQL() + " s WHERE " + s.column() + " = NEW." + pgdb.Ident(s.col.Name) + s.and() + " AND " + s.respelt() + ")"
+	}
+	hint := "Write it as " + s.format.String() + ", " + canonically(s.format.Placeholder())
+	if hasCase(s.format.Placeholder()) {
+		hint += "; or, so that every spelling is found, run " + s.createIndex("lower("+pgdb.Ident(s.col.Name)+")") + " and install the trigger again"
+	}
+	return s.sayingWhat("{new}", s.rowThat("NEW"), "{respelt}", s.respelt(), "{unless}", unless, "{hint}", literal(hint+".")).Replace(refuseSpelling)
+}
+
+// canonically says how a key is spelt where each has one spelling.
+func canonically(p blob.Placeholder) string {
+	switch p {
+	case blob.UpperHex:
+		return "in upper case"
+	case blob.Base64:
+		return "in the standard alphabet, with its padding and no line breaks"
+	case blob.Int:
+		return "without leading zeros"
+	default:
+		return "in lower case"
+	}
 }
 
 // nativeKey is SQL for a key, canonical bytes that a value was read as, in the
@@ -99,7 +154,7 @@ DECLARE
 	key bytea;
 	there boolean;
 BEGIN
-{subtract}	FOREACH key IN ARRAY guard.named LOOP
+{refuse}{subtract}	FOREACH key IN ARRAY guard.named LOOP
 		FOR attempt IN 1 .. 2 LOOP
 			there := false;
 {look}			EXIT WHEN there;
@@ -122,6 +177,15 @@ const lookTier = `			PERFORM FROM %s AS t WHERE t.%s = %s FOR KEY SHARE;
 			there := there OR FOUND;
 `
 
+const refuseSpelling = `	IF EXISTS (SELECT FROM {new} WHERE {respelt})
+		AND {unless} THEN
+		RAISE EXCEPTION USING ERRCODE = '23514',
+			MESSAGE = {what} || ' names a blob in a spelling that a sweep does not look for: ' || {value},
+			HINT = {hint},
+			SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, COLUMN = {column}, CONSTRAINT = TG_NAME;
+	END IF;
+`
+
 const subtractBefore = `	IF TG_OP = 'UPDATE' THEN
 		named := ARRAY(
 			SELECT n.key FROM unnest(guard.named) AS n (key) WHERE n.key NOT IN (
@@ -140,6 +204,7 @@ func (s *pgSource) createTrigger(deferrable bool) []string {
 	t := &s.trigger
 	function, table, name := pgdb.Ident(t.schema, t.name), s.rel.SQL(), pgdb.Ident(t.name)
 	kind, when := "TRIGGER", ""
+	form := triggerForm{deferrable, s.missesSpellings()}
 	if deferrable {
 		kind, when = "CONSTRAINT TRIGGER", " DEFERRABLE INITIALLY DEFERRED"
 	}
@@ -156,7 +221,7 @@ func (s *pgSource) createTrigger(deferrable bool) []string {
 	return []string{
 		// IF NOT EXISTS would want the right to create schemas in any case.
 		"DO " + dollarQuote("\nBEGIN\n\tIF to_regnamespace("+literal(pgdb.Ident(t.schema))+") IS NULL THEN\n\t\tCREATE SCHEMA "+pgdb.Ident(t.schema)+";\n\tEND IF;\nEND\n"),
-		"CREATE OR REPLACE FUNCTION " + function + "() RETURNS trigger\nLANGUAGE plpgsql SECURITY DEFINER" + set.String() + "\nAS " + dollarQuote(t.bodies[deferrable]),
+		"CREATE OR REPLACE FUNCTION " + function + "() RETURNS trigger\nLANGUAGE plpgsql SECURITY DEFINER" + set.String() + "\nAS " + dollarQuote(t.bodies[form]),
 		"REVOKE ALL ON FUNCTION " + function + "() FROM PUBLIC",
 		"DROP TRIGGER IF EXISTS " + name + " ON " + table,
 		"CREATE " + kind + " " + name + " AFTER INSERT OR UPDATE ON " + table + when + "\n\tFOR EACH ROW EXECUTE FUNCTION " + function + "()",
