@@ -34,12 +34,12 @@ func (r *pgResolver) resolveTableLock(ctx context.Context, s *pgSource) error {
 		return nil
 	}
 	if s.rel != nil {
-		immutable, err := r.immutableWhere(ctx, s)
+		why, err := r.mutable(ctx, s)
 		if err != nil {
 			return err
 		}
-		if !immutable {
-			r.found.Add(finding.Misconfigured, path, "no lock keeps source %s from referring to more: %s; write guard: settle", s.Name, mutableWhere)
+		if why != "" {
+			r.found.Add(finding.Misconfigured, path, "no lock keeps source %s from referring to more: %s; write guard: settle", s.Name, why)
 			return nil
 		}
 	}

@@ -97,14 +97,22 @@ func (r *pgResolver) untriggerable(ctx context.Context, s *pgSource) (string, er
 	case virtual:
 		return "a trigger can't see virtual generated columns", nil
 	}
-	immutable, err := r.immutableWhere(ctx, s)
-	if err == nil && !immutable {
-		return mutableWhere, nil
-	}
-	return "", err
+	return r.mutable(ctx, s)
 }
 
 const mutableWhere = "its where can turn true without a write to the row: it isn't made of the row's own columns and immutable functions alone"
+
+// mutable says of the source's where why it can turn true by itself, or nothing.
+func (r *pgResolver) mutable(ctx context.Context, s *pgSource) (why string, err error) {
+	if word := clockWord(s.and()); word != "" {
+		return "its where can turn true without a write to the row: " + word + " in a literal may be the time at which it is read", nil
+	}
+	immutable, err := r.immutableWhere(ctx, s)
+	if err == nil && !immutable {
+		why = mutableWhere
+	}
+	return why, err
+}
 
 // attgenerated is v since Postgres 18 only.
 const selectVirtual = `

@@ -447,7 +447,7 @@ func TestTriggerChanges(t *testing.T) {
 func TestTriggerWhere(t *testing.T) {
 	t.Parallel()
 	w := newPGWorld(t, `CREATE TABLE blobs (id int PRIMARY KEY); CREATE TABLE u (id int);
-		CREATE TABLE r (b int UNIQUE, kind text, gone boolean, until timestamptz, day date, doc jsonb);
+		CREATE TABLE r (b int UNIQUE, kind text, gone boolean, today boolean, until timestamptz, day date, doc jsonb);
 		CREATE FUNCTION stable(text) RETURNS boolean LANGUAGE plpgsql STABLE AS 'BEGIN RETURN $1 = ''a''; END';
 		CREATE FUNCTION frozen(text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN $1 = ''a''; END'`)
 	for where, want := range map[string]bool{
@@ -455,6 +455,12 @@ func TestTriggerWhere(t *testing.T) {
 		"kind IN ('a', 'b') OR b > 3": true, "coalesce(gone, false) = false": true, "doc ->> 'state' = 'live'": true,
 		"CASE WHEN b > 3 THEN gone ELSE true END": true, "lower(kind) LIKE 'a%' -- so": true, "day > '2020-01-01'": true,
 		"public.frozen(kind)": true, "true": true, "NOT (gone AND b > 3)": true, "(b, kind) = (1, 'a')": true,
+
+		`kind = 'known' AND "today"`: true, "today -- it's now": true, "kind ~ '^\\d+$' AND s.today": true, "kind = 'nowhere'": true,
+		"until < 'now'": false, "until < ' NOW '": false, "until < 'now'::timestamptz": false, "until < timestamp with time zone 'today'": false, "day < date 'tomorrow'": false,
+		"day = 'yesterday'::date - 1": false, "until < 'today'::date + interval '1 day'": false, "until < 'today10:00'": false, "until < '_now'": false, "until = ANY ('{2020-01-01,now}'::timestamptz[])": false,
+		"until < $x$now$x$": false, "until < E'n\\157w'": false, "until < E'no\\w'": false, "until < U&'n\\006fw'": false, "until < 'no'\n'w'": false, "until < 'no' -- a\n -- b\n 'w'": false,
+		"kind <> 'it''s' AND until < 'now'": false, `kind <> '"' AND until < 'now' AND kind <> '"'`: false, "/* ' */ until < 'now' /* ' */": false, "kind <> E'\\'' AND until < 'now'": false,
 
 		"until > now()": false, "until IS NULL OR until > now()": false, "NOT gone AND until > now()": false, "day > CURRENT_DATE": false,
 		"b IN (SELECT id FROM public.u)": false, "EXISTS (SELECT 1 FROM public.u WHERE u.id = s.b)": false, "random() < 0.5": false,
