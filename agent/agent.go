@@ -108,7 +108,12 @@ func (a *Agent) addElsewhere(p *Pool) error {
 }
 
 // Close closes every connection. No sweep may be running.
-func (a *Agent) Close() error { return a.databases.close() }
+func (a *Agent) Close() error {
+	for _, p := range a.pools {
+		p.releasePins(context.Background())
+	}
+	return a.databases.close()
+}
 
 // Pools returns the pools in the order of the configuration.
 func (a *Agent) Pools() []*Pool { return slices.Clone(a.pools) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/alkblobs/gc-agent/internal/finding"
@@ -23,7 +24,7 @@ const (
 // stop lets the batches at hand finish, for a few seconds at most; the end of ctx
 // cuts them off, which loses nothing. It returns nil either way.
 func (a *Agent) Run(ctx context.Context, stop <-chan struct{}) error {
-	a.StartPins()
+	a.StartPins(ctx)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped := make(chan struct{})
@@ -41,6 +42,9 @@ func (a *Agent) Run(ctx context.Context, stop <-chan struct{}) error {
 	for _, p := range a.pools {
 		d := daemon{agent: a, pool: p, stop: stop}
 		group.Go(func() error { return d.run(ctx) })
+		if p.local != nil {
+			group.Go(func() error { return d.keepMark(ctx) })
+		}
 		if p.renewal != nil {
 			group.Go(func() error { return d.renewPins(ctx) })
 		}
@@ -118,13 +122,24 @@ func (d *daemon) logCheck(check PoolCheck) {
 
 // StartPins says that this process is the daemon, which from now on gives pins and
 // knows them all. Until the longest of those that one before it may have given has
-// run out, counted from here, nothing is deleted in the pools whose pins are in
-// memory. Run calls it; whoever serves a control socket calls it before the first
-// request. Only the first call counts.
-func (a *Agent) StartPins() {
+// run out, counted from when it has the mark of who keeps a pool's pins, nothing is
+// deleted in the pools whose pins are in memory. Run calls it; whoever serves a
+// control socket calls it before the first request. It takes the marks, which Close
+// gives back; one that it can't have is tried for again by whatever needs it. It may
+// be repeated.
+func (a *Agent) StartPins(ctx context.Context) {
+	var group sync.WaitGroup
 	for _, p := range a.pools {
+		if p.local == nil {
+			continue
+		}
 		p.local.start()
+		group.Go(func() {
+			// What is wrong was logged.
+			_, _ = p.keepPins(ctx, true)
+		})
 	}
+	group.Wait()
 }
 
 // errNotBegun is the error of a sweep that found no place before it was to end.

@@ -43,7 +43,7 @@ func (s *sweep) executeDue(ctx context.Context) error {
 		if err != nil || !due {
 			return err
 		}
-		if err := s.held(); err != nil {
+		if err := s.held(ctx); err != nil {
 			return err
 		}
 		if !asked {
@@ -66,23 +66,24 @@ func (s *sweep) previewDue(ctx context.Context) error {
 	if err != nil || !due {
 		return err
 	}
-	if err := s.held(); err != nil {
+	if err := s.held(ctx); err != nil {
 		return err
 	}
 	return s.preview(ctx)
 }
 
-// held is errHeldUp while pins that nobody knows any more, or that a jump of the
-// host's clock has ended early, may protect anything. Who only observes is told what
+// held is errHeldUp while pins that another process keeps, that nobody knows any
+// more, or that a jump of the host's clock has ended early, may protect anything. Who only observes is told what
 // a sweep would find then.
-func (s *sweep) held() error {
+func (s *sweep) held(ctx context.Context) error {
 	if s.pool.cfg.Mode != config.ModeEnforce {
 		return nil
 	}
-	for _, why := range []string{s.pool.local.holdup(), s.pool.hostClock.holdup()} {
-		if why != "" {
-			return heldUp(why)
-		}
+	if err := s.checkKept(ctx, false); err != nil {
+		return err
+	}
+	if why := s.pool.hostClock.holdup(); why != "" {
+		return heldUp(why)
 	}
 	return nil
 }
@@ -206,7 +207,7 @@ func (s *sweep) batch(ctx context.Context, tx tx) (b batch, err error) {
 	if err := tx.LockSources(ctx); err != nil {
 		return b, err
 	}
-	if err := tx.Verify(ctx); err != nil {
+	if err := s.verify(ctx, tx); err != nil {
 		return b, err
 	}
 	if b.rows, err = tx.Window().Take(ctx, s.cutoff, s.pace.limit); err != nil || len(b.rows) == 0 {
@@ -228,7 +229,7 @@ func (s *sweep) batch(ctx context.Context, tx tx) (b batch, err error) {
 	}
 	// Once more: a source that was read can't become another before the commit, one
 	// that is only about to be read can.
-	if err := tx.Verify(ctx); err != nil {
+	if err := s.verify(ctx, tx); err != nil {
 		return b, err
 	}
 	foldHolds(b.verdicts, holds)
@@ -240,6 +241,14 @@ func (s *sweep) batch(ctx context.Context, tx tx) (b batch, err error) {
 		return b, err
 	}
 	return b, tx.Window().Stage(ctx, back)
+}
+
+// verify looks, within the batch, whether all that it relies on still holds.
+func (s *sweep) verify(ctx context.Context, tx tx) error {
+	if err := tx.Verify(ctx); err != nil {
+		return err
+	}
+	return s.checkKept(ctx, true)
 }
 
 func keysOf(rows []window.Row) []blob.Key {

@@ -1,5 +1,7 @@
 package agent
 
+import "context"
+
 // What the tests need of the package's inside.
 
 // UpgradeGrace is how much longer the last renewal of pins lasts.
@@ -11,6 +13,9 @@ func (p *Pool) IgnoreClockJumps() {
 		p.hostClock.blind = true
 	}
 }
+
+// ReleasePins ends that the process keeps pins of the pool in memory.
+func (p *Pool) ReleasePins() { p.releasePins(context.Background()) }
 
 type Omit = omit
 

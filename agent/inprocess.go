@@ -30,8 +30,16 @@ type localPins struct {
 	socket string
 	clock  Clock
 
-	mu    sync.Mutex
-	since time.Time // from when on this process gives pins; zero: it doesn't
+	// keeping is for whoever has put something into it, and guards the next four.
+	keeping chan struct{}
+	mark    pinMark // nil while this process isn't the keeper
+	epoch   int     // how often it became the keeper
+	unkept  bool    // it isn't, which was logged
+
+	mu      sync.Mutex
+	started bool      // this process is the daemon
+	since   time.Time // since when it has the mark; zero before it had it
+	again   bool      // it has lost it before
 }
 
 // newLocalPins returns nil for a pool whose pins, if any, are in its database.
@@ -41,25 +49,24 @@ func newLocalPins(cfg *config.Validated, pool config.Pool, clock Clock) *localPi
 		return nil
 	}
 	opts := fleet.InProcessOptions{Now: clock.Now, MaxTTL: pool.Pins.TTL, Rows: mostPins, Bytes: mostPinBytes}
-	return &localPins{store: fleet.NewInProcess(opts), ttl: pool.Pins.TTL, socket: socket, clock: clock}
+	return &localPins{store: fleet.NewInProcess(opts), ttl: pool.Pins.TTL, socket: socket, clock: clock, keeping: make(chan struct{}, 1)}
 }
 
-// start says that from now on this process gives pins. Only the first call counts.
+// start says that from now on this process gives pins.
 func (l *localPins) start() {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.since.IsZero() {
-		l.since = l.clock.Now()
-	}
+	l.started = true
 }
 
-func (l *localPins) started() time.Time {
+// gives says whether this process is the one that gives pins, while it has the mark.
+func (l *localPins) gives() bool {
+	if l == nil {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.since
+	return l.started
 }
 
 // holdup says why nothing may be deleted right now: pins that an earlier daemon
@@ -68,17 +75,23 @@ func (l *localPins) holdup() string {
 	if l == nil {
 		return ""
 	}
-	since := l.started()
-	if since.IsZero() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	since := l.since
+	if !l.started {
 		return fmt.Sprintf("pins that a daemon gave through %s may be live, and only a daemon knows its pins: "+
 			"start it (gc-agent run), and this command goes through it; or remove admin.socket from the configuration, once no pin can be live any more", l.socket)
 	}
 	// The difference is of monotonic readings: nobody who sets the clock ends it early.
-	if l.clock.Now().Sub(since) < l.ttl {
-		return fmt.Sprintf("pins from before the daemon's start may be live until %s, pins.ttl (%s) after it",
-			since.Add(l.ttl).UTC().Format(time.RFC3339), l.ttl)
+	if l.clock.Now().Sub(since) >= l.ttl {
+		return ""
 	}
-	return ""
+	before := "the daemon's start"
+	if l.again {
+		before = "the daemon took back the mark of pins in memory, which it had lost,"
+	}
+	return fmt.Sprintf("pins from before %s may be live until %s, pins.ttl (%s) after it",
+		before, since.Add(l.ttl).UTC().Format(time.RFC3339), l.ttl)
 }
 
 // keys returns what is pinned now.

@@ -38,7 +38,7 @@ func (a *app) startedPool(p poolYAML, opts agent.Options) (*agent.Pool, *stepClo
 	opts.Clock = clock
 	ag, pool := a.socketedPool(p, opts)
 	pool.IgnoreClockJumps() // the real one goes on while the daemon's stands still
-	ag.StartPins()
+	ag.StartPins(a.t.Context())
 	clock.pass(time.Minute)
 	return pool, clock
 }
@@ -167,7 +167,7 @@ func TestNothingIsDeletedAfterARestart(t *testing.T) {
 		clock := newStepClock()
 		ag, p := a.socketedPool(y, agent.Options{Clock: clock})
 		p.IgnoreClockJumps() // the real one goes on while this one stands still
-		ag.StartPins()
+		ag.StartPins(t.Context())
 		if rep := sweep(t, p); rep.HeldUp() || rep.CandidatesStaged != 3 {
 			t.Errorf("with nothing due: %+v", rep)
 		}
@@ -177,7 +177,7 @@ func TestNothingIsDeletedAfterARestart(t *testing.T) {
 				t.Errorf("dry run %t: %+v", dry, rep)
 			}
 		}
-		ag.StartPins() // once only
+		ag.StartPins(t.Context()) // once only
 		clock.pass(10*time.Minute - time.Millisecond)
 		if rep := sweep(t, p); !rep.HeldUp() {
 			t.Errorf("a millisecond early: %+v", rep)
@@ -388,7 +388,7 @@ func TestPinsInProcessInline(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ag.StartPins()
+	ag.StartPins(t.Context())
 	p := ag.Pools()[0]
 	sweepHeld := sweep(t, p)
 	if !sweepHeld.HeldUp() || sweepHeld.Deleted != 0 {

@@ -20,6 +20,7 @@ type omit struct {
 	AskAgain     bool // each of several databases is asked once
 	OneSession   bool // the delete runs on another session than the lease's
 	Lease        bool // nobody looks whether the lease is still held
+	Keeper       bool // nobody looks whether another process keeps pins in memory
 }
 
 // answers asks the sources about keys.

@@ -110,7 +110,10 @@ func (p *Pool) RenewPins(ctx context.Context, owner fleet.Owner, ttl time.Durati
 	switch {
 	case err != nil:
 	case host == nil:
-		renewed, lost, err = p.local.store.RenewOwner(owner, time.Time{}, ttl)
+		err = p.underMark(ctx, func(local *fleet.InProcess) error {
+			renewed, lost, err = local.RenewOwner(owner, time.Time{}, ttl)
+			return err
+		})
 	default:
 		renewed, lost, err = host.renewPins(ctx, owner, ttl)
 	}
@@ -142,7 +145,7 @@ func (p *Pool) usePins(ctx context.Context, inProcess func(*fleet.InProcess) err
 	case err != nil:
 		return err
 	case host == nil:
-		return notInTime(inProcess(p.local.store))
+		return notInTime(p.underMark(ctx, inProcess))
 	default:
 		return notInTime(host.usePins(ctx, inDatabase))
 	}
@@ -153,7 +156,7 @@ func (p *Pool) usePins(ctx context.Context, inProcess func(*fleet.InProcess) err
 func (p *Pool) pinHost() (*postgresHost, error) {
 	host, onPostgres := p.host.(*postgresHost)
 	switch {
-	case p.local != nil && p.local.started().IsZero():
+	case p.local != nil && !p.local.gives():
 		return nil, ErrPinsElsewhere
 	case p.local != nil:
 		return nil, nil

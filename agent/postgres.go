@@ -73,6 +73,8 @@ type postgresSession struct {
 	hasPins   bool
 	maxBatch  int
 	marking   postgresMark
+
+	keepersAway bool // it has the mark of pins in memory, shared
 }
 
 // Close gives the lease back. The temporary table goes with the connection.

@@ -38,6 +38,7 @@ var races = map[string]map[string]race{
 	"AskAgain":     {"reference moves to another database": movesBetweenDatabases},
 	"OneSession":   {"sweeper stopped past everything": stoppedPastEverything},
 	"Lease":        {"lease lost, session alive": leaseLost},
+	"Keeper":       {"pin in another daemon's memory": pinnedByAnotherDaemon},
 }
 
 // Every switch has its races, each of which loses a blob by it and none without it.

@@ -21,6 +21,9 @@ type host interface {
 	// exists says whether the pool has the blobs of keys, in their order, as of some
 	// moment after the call.
 	exists(ctx context.Context, keys []blob.Key) ([]bool, error)
+	// markPins takes the mark of who keeps the pool's pins in memory; who, not empty,
+	// says who else has it.
+	markPins(ctx context.Context) (mark pinMark, who string, err error)
 }
 
 // purpose is what a session is opened for. The zero value is the one that can
@@ -45,6 +48,10 @@ type session interface {
 	transactor
 	// Tidy removes what the agent's own tables no longer need, a bounded part of it.
 	Tidy(ctx context.Context) error
+	// KeepPinKeepersAway sees to it, until the session is closed, that no other
+	// process keeps pins of the pool in memory; who, not empty, says that one does. It
+	// may be repeated, which makes sure of it once more.
+	KeepPinKeepersAway(ctx context.Context) (who string, err error)
 	// Close gives the lease back and forgets what was spooled.
 	Close(ctx context.Context) error
 }

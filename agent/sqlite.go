@@ -61,6 +61,8 @@ type sqliteSession struct {
 	sources   *liveness.SQLite
 	hasWindow bool
 	marking   sqliteMark
+
+	keepersAway *fleet.FileLease // the mark of pins in memory, shared; nil without it
 }
 
 // Close closes the connection before it gives the lease back.
@@ -71,6 +73,9 @@ func (s *sqliteSession) Close(ctx context.Context) error {
 	}
 	if s.conn != nil {
 		errs = append(errs, s.conn.Close())
+	}
+	if s.keepersAway != nil {
+		errs = append(errs, s.keepersAway.Release(ctx))
 	}
 	if s.lease != nil {
 		errs = append(errs, s.lease.Release(ctx))

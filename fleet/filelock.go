@@ -12,8 +12,16 @@ import (
 	"syscall"
 )
 
-// lockSuffix is appended to the path of the database that is swept.
-const lockSuffix = ".gc-agent.lock"
+// lockFile is a kind of lock on a file beside a database.
+type lockFile struct {
+	suffix string // appended to the path of the database
+	what   string // for errors
+}
+
+var (
+	sweepLeaseFile = lockFile{".gc-agent.lock", "acquire sweep lease"}
+	pinMarkFile    = lockFile{".gc-agent.pins", "mark the pins in memory"}
+)
 
 // FileLease is the exclusive right to sweep the pools of an SQLite file, until it
 // is released or the process ends.
@@ -31,7 +39,7 @@ type FileLease struct {
 // database are SQLite's. It holds the process id of who has the lease, or had it
 // last, for people to read.
 func FileLockAcquire(path string) (*FileLease, bool, error) {
-	l, ok, err := acquireFile(path, os.O_RDWR|os.O_CREATE, syscall.LOCK_EX)
+	l, ok, err := sweepLeaseFile.acquire(path, os.O_RDWR|os.O_CREATE, syscall.LOCK_EX)
 	if ok {
 		writePID(l.file)
 	}
@@ -42,7 +50,7 @@ func FileLockAcquire(path string) (*FileLease, bool, error) {
 // while one is under way. It writes nothing: where there is no lock file, nobody
 // has ever swept, and there is nothing to lock.
 func FileLockShare(path string) (*FileLease, bool, error) {
-	l, ok, err := acquireFile(path, os.O_RDONLY, syscall.LOCK_SH)
+	l, ok, err := sweepLeaseFile.acquire(path, os.O_RDONLY, syscall.LOCK_SH)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, statErr := os.Stat(path); statErr == nil {
 			return &FileLease{}, true, nil
@@ -51,31 +59,31 @@ func FileLockShare(path string) (*FileLease, bool, error) {
 	return l, ok, err
 }
 
-func acquireFile(path string, flags, how int) (*FileLease, bool, error) {
-	lockPath, err := lockPathOf(path)
+func (f lockFile) acquire(path string, flags, how int) (*FileLease, bool, error) {
+	lockPath, err := f.pathOf(path)
 	if err != nil {
-		return nil, false, fmt.Errorf("acquire sweep lease of %s: %w", path, err)
+		return nil, false, fmt.Errorf("%s of %s: %w", f.what, path, err)
 	}
 	file, err := openLock(lockPath, flags)
 	if err != nil {
-		return nil, false, fmt.Errorf("acquire sweep lease of %s: %w", path, err)
+		return nil, false, fmt.Errorf("%s of %s: %w", f.what, path, err)
 	}
 	switch err := flock(file, how|syscall.LOCK_NB); {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		return nil, false, file.Close()
 	case err != nil:
 		_ = file.Close() // it holds no lock
-		return nil, false, fmt.Errorf("acquire sweep lease of %s: lock %s: %w", path, lockPath, err)
+		return nil, false, fmt.Errorf("%s of %s: lock %s: %w", f.what, path, lockPath, err)
 	}
 	return &FileLease{file: file}, true, nil
 }
 
-func lockPathOf(path string) (string, error) {
+func (f lockFile) pathOf(path string) (string, error) {
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return "", err
 	}
-	return resolved + lockSuffix, nil
+	return resolved + f.suffix, nil
 }
 
 // openLock follows no link: whoever may write to the application's directory

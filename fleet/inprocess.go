@@ -265,6 +265,23 @@ func (p *InProcess) RenewOwner(owner Owner, due time.Time, ttl time.Duration) (r
 	return renewed, lost, nil
 }
 
+// Expire ends every live pin and says how many there were. They can't be renewed
+// any more, only taken again.
+func (p *InProcess) Expire() (expired int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.opts.Now()
+	for _, pins := range p.pins {
+		for owner, expiry := range pins {
+			if expiry.After(now) {
+				pins[owner] = now
+				expired++
+			}
+		}
+	}
+	return expired
+}
+
 // PinCheck says whether any pin of the key is live at this moment: Protected or
 // Unprotected, never Locked. It locks nothing and decides nothing.
 func (p *InProcess) PinCheck(key blob.Key) PinState { return p.LivePins([]blob.Key{key})[0].State }

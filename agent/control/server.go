@@ -80,7 +80,7 @@ func NewServer(opts Options) *Server {
 // its batch; the end of ctx cuts them off. It takes the listener over, closes and
 // unlocks it.
 func (s *Server) Serve(ctx context.Context, l *Listener, stop <-chan struct{}) error {
-	s.opts.Agent.StartPins()
+	s.opts.Agent.StartPins(ctx)
 	srv := &http.Server{
 		Handler: s.handler(), BaseContext: func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: bodyTimeout, WriteTimeout: answerTimeout,
@@ -335,6 +335,7 @@ func statusOf(err error) int {
 	case errors.As(err, new(*agent.MisconfiguredError)):
 		return http.StatusUnprocessableEntity
 	case errors.Is(err, agent.ErrPinBusy), errors.Is(err, fleet.ErrPinsFull), errors.Is(err, fleet.ErrPinExpired),
+		errors.Is(err, agent.ErrNotKeeper),
 		errors.Is(err, context.DeadlineExceeded):
 		return http.StatusServiceUnavailable
 	default:
