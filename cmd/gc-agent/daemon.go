@@ -17,7 +17,8 @@ error. A sweep that fails is logged and tried again at the next tick; a database
 that is down is waited for.
 
 The first signal (SIGTERM or SIGINT) lets the batches at hand finish and ends the
-daemon within 10 seconds. The second cuts them off, which loses nothing.`
+daemon within 10 seconds. The second cuts them off, which loses nothing; one of the
+same kind within a second of the first isn't counted.`
 
 func newRun(a *app) *cobra.Command {
 	return &cobra.Command{
