@@ -1,6 +1,9 @@
 package config
 
-import "time"
+import (
+	"path/filepath"
+	"time"
+)
 
 // Pins says how the pins of a pool live.
 type Pins struct {
@@ -117,6 +120,10 @@ type Admin struct {
 // longestSocket is what the address of a unix socket has room for, on Linux.
 const longestSocket = 107
 
+// hiddenSocket is how much longer than its directory's the path is where a socket is
+// made, before it is put into its place.
+const hiddenSocket = len("/.zzzz/s")
+
 func (d *decoder) admin(v value) Admin {
 	var a Admin
 	f := v.open("a mapping with socket")
@@ -124,6 +131,9 @@ func (d *decoder) admin(v value) Admin {
 	socket := f.need("socket", "give the path of the control socket, or remove admin")
 	if socket.str(&a.Socket) {
 		a.Socket = d.socket(socket, a.Socket)
+		if most := longestSocket - hiddenSocket; len(a.Socket) <= longestSocket && len(filepath.Dir(a.Socket)) > most {
+			socket.fail("the path of its directory is longer than %d bytes, which leaves no room to make a socket there: choose a shorter one", most)
+		}
 	}
 	return a
 }

@@ -246,6 +246,10 @@ func TestRefusals(t *testing.T) {
 		{"POST", pins, `[]`, 400, "isn't the JSON object"},
 		{"POST", pins, `{"keys": ["a"], "owner": "me"} {}`, 400, "goes on behind"},
 		{"POST", pins, `{"keys": ["a"], "owner": "me", "tll": "1s"}`, 400, `unknown field \"tll\"`},
+		{"POST", pins, `{"keys": ["a"], "owner": "me", "owner": "you"}`, 400, `the field \"owner\" twice`},
+		{"POST", pins, `{"keys": ["a"], "Owner": "me"}`, 400, `unknown field \"Owner\"`},
+		{"POST", pins, `{"\u017feys": ["a"], "\u212aeys": ["a"], "owner": "me"}`, 400, `unknown field`},
+		{"POST", swept, `{"dry_run": true, "DRY_RUN": false}`, 400, `unknown field \"DRY_RUN\"`},
 		{"POST", pins, `{"keys": "a", "owner": "me"}`, 400, "isn't the JSON object"},
 		{"POST", pins, "{\"keys\": [\"a\xff\"], \"owner\": \"me\"}", 400, "isn't UTF-8"},
 		{"POST", pins, `{"keys": ["\ud800"], "owner": "me"}`, 400, "U+FFFD"},
@@ -538,6 +542,31 @@ func TestSocketFile(t *testing.T) {
 	}
 }
 
+// Every path that a configuration may name has room for the one where the socket
+// is made.
+func TestLongestSocketPath(t *testing.T) {
+	t.Parallel()
+	root, err := os.MkdirTemp("/tmp", "gc")
+	check(t, err)
+	t.Cleanup(func() { check(t, os.RemoveAll(root)) })
+	for n, want := range map[int]string{99: "", 100: "the path of its directory is longer than 99 bytes"} {
+		dir := filepath.Join(root, strings.Repeat("d", n-len(root)-1))
+		check(t, os.Mkdir(dir, 0o700))
+		path := filepath.Join(dir, "s")
+		_, err := config.Parse("test.yaml", []byte("admin: {socket: "+path+"}\n"), config.OSEnv())
+		if got := fmt.Sprint(err); strings.Contains(got, "admin.socket") != (want != "") || !strings.Contains(got, want) {
+			t.Errorf("a directory of %d bytes: %s", n, got)
+		}
+		if want == "" {
+			for range 20 { // the name of where it is made is random
+				l, err := control.Listen(path)
+				check(t, err)
+				check(t, l.Unlock())
+			}
+		}
+	}
+}
+
 // At no moment is the socket more open than it is to be.
 func TestSocketIsNeverMoreOpen(t *testing.T) {
 	t.Parallel()
@@ -601,7 +630,7 @@ func TestStaleSocket(t *testing.T) {
 	}
 	// A link in the place of the lock isn't followed.
 	check(t, os.Symlink(filepath.Join(dir, "victim"), filepath.Join(dir, "t.lock")))
-	if _, err := control.Listen(filepath.Join(dir, "t")); !errors.Is(err, syscall.ELOOP) {
+	if _, err := control.Listen(filepath.Join(dir, "t")); !errors.Is(err, syscall.ELOOP) || !strings.Contains(err.Error(), "remove it") {
 		t.Errorf("err = %v", err)
 	}
 }

@@ -25,7 +25,7 @@ func (textPool) ParseKey(_ context.Context, s string) (blob.Key, error) {
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
 		`{"keys":["a","b"],"owner":"me","ttl":"60s"}`, `{"keys_hex":["ff00"],"owner_hex":"00"}`, `{"keys":["\ud800"]}`,
-		`{"owner":"me"} {}`, `{"x":1}`, `[]`, `null`, "\xff", `{"keys":["\\x00"],"owner":"","ttl":"1d"}`, `{"all":true,"dry_run":true}`,
+		`{"owner":"me"} {}`, `{"x":1}`, `{"owner":"a","owner":"b"}`, `{"Owner":"a"}`, `[]`, `null`, "\xff", `{"keys":["\\x00"],"owner":"","ttl":"1d"}`, `{"all":true,"dry_run":true}`,
 	} {
 		f.Add([]byte(seed))
 	}

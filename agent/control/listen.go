@@ -62,7 +62,10 @@ func Listen(path string) (*Listener, error) {
 
 func lockFile(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.ELOOP):
+		return nil, fmt.Errorf("%w: it is a symbolic link, which no daemon makes: remove it", err)
+	case err != nil:
 		return nil, err
 	}
 	raw, err := file.SyscallConn()
@@ -85,7 +88,8 @@ func listen(path string) (*Listener, error) {
 		return nil, err
 	}
 	// Made in a directory that nobody else may enter, given its mode there, and linked
-	// to its place, which fails where something stands by now.
+	// to its place, which fails where something stands by now. How long this path is,
+	// package config knows.
 	hidden := filepath.Join(filepath.Dir(path), "."+strconv.FormatUint(rand.Uint64N(36*36*36*36), 36))
 	if err := os.Mkdir(hidden, 0o700); err != nil {
 		return nil, err

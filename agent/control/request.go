@@ -137,6 +137,33 @@ func decode(body []byte, into any) error {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return bad("the request goes on behind its JSON object")
 	}
+	return checkNames(body)
+}
+
+// checkNames refuses what the decoder lets pass: a field that is given twice, of
+// which it would take the last, and one in another case. The names of all fields are
+// of small letters.
+func checkNames(body []byte) error {
+	d := json.NewDecoder(bytes.NewReader(body))
+	if start, err := d.Token(); err != nil || start != json.Delim('{') {
+		return nil //nolint:nilerr // the body was decoded before: it is null
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		token, err := d.Token()
+		name, isName := token.(string)
+		var value json.RawMessage
+		if err := errors.Join(err, d.Decode(&value)); err != nil || !isName {
+			return bad("the request isn't a JSON object: %w", err)
+		}
+		switch {
+		case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz_") != "":
+			return bad("the request isn't the JSON object that belongs here: unknown field %q", blob.Shorten(name))
+		case seen[name]:
+			return bad("the request has the field %q twice", name)
+		}
+		seen[name] = true
+	}
 	return nil
 }
 
