@@ -267,6 +267,10 @@ func (n *needs) askOwn(ctx context.Context, tx pgx.Tx, database string, tiers []
 		return nil
 	}
 	there, err := fleet.CheckFunctions(ctx, tx, cfg.Schema, pinTiers(tiers))
+	if errors.Is(err, fleet.ErrForeignFunction) {
+		n.notes = append(n.notes, err.Error())
+		return nil
+	}
 	if err == nil && !there {
 		n.notes = append(n.notes, "the functions to pin by are missing from schema "+cfg.Schema+
 			", or differ: where its tables aren't the role's, their owner runs what `gc-agent schema sql "+cfg.Name+"` prints")

@@ -47,14 +47,14 @@ func (s *postgresSession) checkOwnRights(ctx context.Context, q pgdb.Querier, pa
 	for _, grant := range missing {
 		found.Add(finding.Misconfigured, path, "the agent's role lacks a right of its own, to %s; run: %s", grant.Why, grant.To(role.SQL))
 	}
-	if !s.cfg.Fleet || s.cfg.Mode != config.ModeEnforce || !own.pins || own.mine {
+	if !s.cfg.Fleet || s.cfg.Mode != config.ModeEnforce {
 		return nil
 	}
 	there, err := fleet.CheckFunctions(ctx, q, s.cfg.Schema, s.pinTiers())
-	if err == nil && !there {
+	if err == nil && !there && own.pins && !own.mine {
 		found.Add(finding.Misconfigured, path, "%s", othersFunctions(s.cfg))
 	}
-	return err
+	return notOurs(err, path, found)
 }
 
 // othersFunctions says what to do about functions that the agent may not make.
@@ -63,9 +63,9 @@ func othersFunctions(cfg config.Pool) string {
 		cfg.Schema, cfg.Name)
 }
 
-// notOurs turns a table that stands where the agent's should into a finding.
+// notOurs turns a table or a function that stands where the agent's should into a finding.
 func notOurs(err error, path string, found *finding.List) error {
-	if errors.Is(err, owntable.ErrDifferent) {
+	if errors.Is(err, owntable.ErrDifferent) || errors.Is(err, fleet.ErrForeignFunction) {
 		found.Add(finding.Misconfigured, path, "%v", err)
 		return nil
 	}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -57,7 +58,8 @@ func PinGrants(schema, role string) []string {
 
 // EnsureFunctions makes what FunctionsDDL describes. What is there already and
 // the same it leaves alone, and needs no right to; a function that differs is
-// replaced, with whatever rights have been granted on it. It is all or nothing,
+// replaced, with whatever rights have been granted on it, and so is the trigger. One
+// that can't be replaced is an error that names it, ErrForeignFunction. It is all or nothing,
 // safe to repeat, and safe when any number of agents run it at once. The table of
 // pins must be there. To make the trigger on it takes a moment without writers;
 // where there is none within lock_timeout, that is the error.
@@ -74,8 +76,9 @@ func EnsureFunctions(ctx context.Context, conn *pgdb.Conn, schema string, tiers 
 	return nil
 }
 
-// CheckFunctions says whether what FunctionsDDL describes is there. It reads the
-// catalogue alone.
+// CheckFunctions says whether what FunctionsDDL describes is there, the trigger
+// enabled. A function that it couldn't replace is an error that names it,
+// ErrForeignFunction. It reads the catalogue alone.
 func CheckFunctions(ctx context.Context, q pgdb.Querier, schema string, tiers []PinTier) (bool, error) {
 	missing, err := missingFunctions(ctx, q, schema, tiers)
 	if err != nil {
@@ -108,45 +111,62 @@ func missingFunctions(ctx context.Context, q pgdb.Querier, schema string, tiers 
 	}
 	var ddl []string
 	for _, f := range functions(schema, tiers, omit{}) {
-		described, exists := there[f.name+"("+f.args+")"]
-		if !slices.Equal(described, f.describe()) {
+		found, exists := there[f.name+"("+f.types()+")"]
+		if exists && !f.replaces(found) {
+			return nil, fmt.Errorf("%s(%s) exists and %w (it is %s with the arguments %s, and returns %s); it is left as it is: drop it, or give the pool another schema",
+				pgdb.Ident(schema, f.name), f.types(), ErrForeignFunction, found.kind, found.args, found.described[0])
+		}
+		if !slices.Equal(found.described, f.describe()) {
 			ddl = append(ddl, f.create(schema))
 		}
 		if !exists {
 			ddl = append(ddl, f.revoke(schema))
 		}
 	}
-	var hasTrigger bool
-	err = q.QueryRow(ctx, "SELECT "+hasTriggerSQL, schema, pinsTable, expiredTrigger).Scan(&hasTrigger)
+	var trigger bool
+	err = q.QueryRow(ctx, "SELECT "+triggerSQL+rightTriggerSQL+alwaysSQL+")", schema, pinsTable, expiredTrigger).Scan(&trigger)
 	if err != nil {
 		return nil, fmt.Errorf("look for the trigger on %s: %w", pgdb.Ident(schema, pinsTable), err)
 	}
-	if !hasTrigger {
+	if !trigger {
 		ddl = append(ddl, triggerDDL(schema))
 	}
 	return ddl, nil
 }
 
-// describeFunctions reads the functions of the schema, by name and arguments, as
-// function.describe has them.
-func describeFunctions(ctx context.Context, q pgdb.Querier, schema string) (map[string][]string, error) {
+// ErrForeignFunction means that a function of the name and the types of one of the agent's
+// is there, and can't be replaced by it.
+var ErrForeignFunction = errors.New("isn't the agent's function")
+
+// foundFunction is what the catalogue says of a function.
+type foundFunction struct {
+	kind, args string
+	defaults   int
+	described  []string // as function.describe has it
+}
+
+// describeFunctions reads the functions of the schema, by name and types.
+func describeFunctions(ctx context.Context, q pgdb.Querier, schema string) (map[string]foundFunction, error) {
 	rows, err := q.Query(ctx, `
-		SELECT p.proname || '(' || pg_catalog.pg_get_function_identity_arguments(p.oid) || ')',
-			ARRAY[pg_catalog.pg_get_function_result(p.oid), l.lanname::text, p.provolatile::text,
+		SELECT p.proname || '(' || pg_catalog.oidvectortypes(p.proargtypes) || ')',
+			CASE p.prokind WHEN 'f' THEN 'a function' WHEN 'p' THEN 'a procedure' ELSE 'an aggregate' END,
+			pg_catalog.pg_get_function_identity_arguments(p.oid), p.pronargdefaults,
+			ARRAY[coalesce(pg_catalog.pg_get_function_result(p.oid), 'nothing'), l.lanname::text, p.provolatile::text,
 				p.prosecdef::text, p.pronargdefaults::text,
 				coalesce(pg_catalog.array_to_string(p.proconfig, E'\n'), ''), p.prosrc]
 		FROM pg_catalog.pg_proc p
 		JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 		JOIN pg_catalog.pg_language l ON l.oid = p.prolang
-		WHERE n.nspname = $1 AND p.prokind = 'f'`, schema)
+		WHERE n.nspname = $1`, schema)
 	if err != nil {
 		return nil, fmt.Errorf("describe functions: %w", err)
 	}
-	there := make(map[string][]string)
+	there := make(map[string]foundFunction)
 	var name string
-	var described []string
-	_, err = pgx.ForEachRow(rows, []any{&name, &described}, func() error {
-		there[name] = slices.Clone(described)
+	var found foundFunction
+	_, err = pgx.ForEachRow(rows, []any{&name, &found.kind, &found.args, &found.defaults, &found.described}, func() error {
+		there[name] = found
+		found.described = nil
 		return nil
 	})
 	if err != nil {
@@ -155,24 +175,45 @@ func describeFunctions(ctx context.Context, q pgdb.Querier, schema string) (map[
 	return there, nil
 }
 
-// expiredTrigger keeps a pin from committing after it has expired.
+// expiredTrigger keeps a pin from committing after it has expired. It fires where
+// session_replication_role is replica, too.
 const expiredTrigger = "gc_pins_expired"
 
-const hasTriggerSQL = `EXISTS (
+const (
+	// triggerSQL is left open for more conditions.
+	triggerSQL = `EXISTS (
 	SELECT FROM pg_catalog.pg_trigger g
 	JOIN pg_catalog.pg_class c ON c.oid = g.tgrelid
 	JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-	WHERE n.nspname = $1 AND c.relname = $2 AND g.tgname = $3)`
+	WHERE n.nspname = $1 AND c.relname = $2 AND g.tgname = $3`
+	// 21 is AFTER INSERT OR UPDATE FOR EACH ROW.
+	rightTriggerSQL = `
+		AND g.tgtype = 21 AND g.tgconstraint <> 0 AND g.tgdeferrable AND g.tginitdeferred
+		AND g.tgqual IS NULL AND g.tgattr::text = '' AND g.tgfoid = (
+			SELECT p.oid FROM pg_catalog.pg_proc p
+			WHERE p.pronamespace = n.oid AND p.proname = 'pin_expired' AND p.pronargs = 0)`
+	alwaysSQL = ` AND g.tgenabled = 'A'`
+)
 
-// triggerDDL makes the trigger unless it is there: CREATE CONSTRAINT TRIGGER
-// knows neither IF NOT EXISTS nor OR REPLACE.
+// triggerDDL makes the trigger as it should be: CREATE CONSTRAINT TRIGGER knows
+// neither IF NOT EXISTS nor OR REPLACE. To drop one takes a stronger lock, so that it
+// isn't done where there is none.
 func triggerDDL(schema string) string {
-	has := strings.NewReplacer("$1", literal(schema), "$2", literal(pinsTable), "$3", literal(expiredTrigger)).Replace(hasTriggerSQL)
+	names := strings.NewReplacer("$1", literal(schema), "$2", literal(pinsTable), "$3", literal(expiredTrigger))
+	has := names.Replace(triggerSQL)
+	right := has + rightTriggerSQL
+	table := pgdb.Ident(schema, pinsTable)
 	return "DO " + dollarQuote(`
 BEGIN
-	IF NOT `+has+` THEN
-		CREATE CONSTRAINT TRIGGER `+expiredTrigger+` AFTER INSERT OR UPDATE ON `+pgdb.Ident(schema, pinsTable)+`
+	IF `+has+`) AND NOT `+right+`) THEN
+		DROP TRIGGER `+expiredTrigger+` ON `+table+`;
+	END IF;
+	IF NOT `+has+`) THEN
+		CREATE CONSTRAINT TRIGGER `+expiredTrigger+` AFTER INSERT OR UPDATE ON `+table+`
 			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION `+pgdb.Ident(schema, "pin_expired")+`();
+	END IF;
+	IF NOT `+right+alwaysSQL+`) THEN
+		ALTER TABLE `+table+` ENABLE ALWAYS TRIGGER `+expiredTrigger+`;
 	END IF;
 END
 `)
@@ -224,7 +265,8 @@ func (f function) create(schema string) string {
 		options = " VOLATILE"
 	}
 	if !f.caller {
-		options += " SECURITY DEFINER SET search_path = " + safePath
+		// A policy that hides rows from the agent is an error, not an answer, and isn't run.
+		options += " SECURITY DEFINER SET search_path = " + safePath + " SET row_security = off"
 	}
 	return "CREATE OR REPLACE FUNCTION " + pgdb.Ident(schema, f.name) + "(" + args + ") RETURNS " + f.returns +
 		"\nLANGUAGE plpgsql" + options + " AS " + dollarQuote(f.body)
@@ -239,14 +281,36 @@ func (f function) identity(schema string) string {
 	return pgdb.Ident(schema, f.name) + "(" + f.args + ")"
 }
 
+// types are those of the arguments, as oidvectortypes has them.
+func (f function) types() string {
+	if f.args == "" {
+		return ""
+	}
+	args := strings.Split(f.args, ", ")
+	for i, arg := range args {
+		_, args[i], _ = strings.Cut(arg, " ")
+	}
+	return strings.Join(args, ", ")
+}
+
+// replaces says whether CREATE OR REPLACE can make this function of the one found: it
+// changes no name of an argument, no result, and takes no default away.
+func (f function) replaces(found foundFunction) bool {
+	defaults := 0
+	if f.fallback != "" {
+		defaults = 1
+	}
+	return found.kind == "a function" && found.args == f.args && found.described[0] == f.returns && found.defaults <= defaults
+}
+
 // describe is what describeFunctions should find.
 func (f function) describe() []string {
-	defaults, path := "0", ""
+	defaults, settings := "0", ""
 	if f.fallback != "" {
 		defaults = "1"
 	}
 	if !f.caller {
-		path = "search_path=" + safePath
+		settings = "search_path=" + safePath + "\nrow_security=off"
 	}
-	return []string{f.returns, "plpgsql", f.volatility, fmt.Sprint(!f.caller), defaults, path, f.body}
+	return []string{f.returns, "plpgsql", f.volatility, fmt.Sprint(!f.caller), defaults, settings, f.body}
 }

@@ -505,6 +505,14 @@ func TestEnsureFunctionsReplaces(t *testing.T) {
 		{"CREATE OR REPLACE FUNCTION %s.renew(owner bytea, ttl interval DEFAULT '1 h') RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'", "renew(bytea, interval)"},
 		{"DROP FUNCTION %s.pin_text", "pin_text(bytea)"},
 		{"DROP TRIGGER gc_pins_expired ON %s.gc_pins", "gc_pins_expired"},
+		{"ALTER TABLE %s.gc_pins DISABLE TRIGGER gc_pins_expired", "gc_pins_expired"},
+		{"ALTER TABLE %s.gc_pins ENABLE TRIGGER gc_pins_expired", "gc_pins_expired"},
+		{`DROP TRIGGER gc_pins_expired ON %[1]s.gc_pins; CREATE CONSTRAINT TRIGGER gc_pins_expired AFTER INSERT ON %[1]s.gc_pins
+			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION %[1]s.pin_expired()`, "gc_pins_expired"},
+		{`DROP TRIGGER gc_pins_expired ON %[1]s.gc_pins; CREATE CONSTRAINT TRIGGER gc_pins_expired AFTER INSERT OR UPDATE ON %[1]s.gc_pins
+			DEFERRABLE INITIALLY IMMEDIATE FOR EACH ROW EXECUTE FUNCTION %[1]s.pin_expired()`, "gc_pins_expired"},
+		{`DROP TRIGGER gc_pins_expired ON %[1]s.gc_pins; CREATE CONSTRAINT TRIGGER gc_pins_expired AFTER INSERT OR UPDATE ON %[1]s.gc_pins
+			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()`, "gc_pins_expired"},
 	} {
 		pgtest.Exec(t, conn, fmt.Sprintf(change.sql, pgdb.Ident(schema)))
 		check(t, fleet.EnsureFunctions(t.Context(), conn, schema, []fleet.PinTier{tier}))
@@ -519,17 +527,75 @@ func TestEnsureFunctionsReplaces(t *testing.T) {
 	pinKey(t, conn, "a", "me", time.Minute)
 }
 
-// A function of that name that isn't the agent's is named, and nothing is made.
+// A function of that name that can't be replaced is named, and nothing is made.
 func TestEnsureFunctionsForeign(t *testing.T) {
 	t.Parallel()
-	conn := connect(t, pgtest.Database(t), patient)
-	check(t, fleet.EnsureSchema(t.Context(), conn, schema))
-	pgtest.Exec(t, conn, "CREATE FUNCTION "+pgdb.Ident(schema)+".renew(owner bytea, ttl interval) RETURNS text LANGUAGE sql AS 'SELECT 1::text'")
-	err := fleet.EnsureFunctions(t.Context(), conn, schema, nil)
-	if err == nil || !strings.Contains(err.Error(), `"renew"`) {
-		t.Errorf("got error %v, want one that names the function", err)
+	for name, c := range map[string]struct{ sql, want string }{
+		"returns":   {"FUNCTION %s.renew(owner bytea, ttl interval) RETURNS text LANGUAGE sql AS 'SELECT 1::text'", `"renew"(bytea, interval)`},
+		"arguments": {"FUNCTION %s.pin(k bytea, who bytea, ttl interval) RETURNS boolean LANGUAGE sql AS 'SELECT true'", `"pin"(bytea, bytea, interval)`},
+		"defaults":  {"FUNCTION %s.unpin(key bytea, owner bytea DEFAULT '') RETURNS boolean LANGUAGE sql AS 'SELECT true'", `"unpin"(bytea, bytea)`},
+		"procedure": {"PROCEDURE %s.unpin(key bytea, owner bytea) LANGUAGE sql AS 'SELECT true'", `"unpin"(bytea, bytea)`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conn := connect(t, pgtest.Database(t), patient)
+			check(t, fleet.EnsureSchema(t.Context(), conn, schema))
+			pgtest.Exec(t, conn, "CREATE "+fmt.Sprintf(c.sql, pgdb.Ident(schema)))
+			_, checked := fleet.CheckFunctions(t.Context(), conn, schema, nil)
+			for _, err := range []error{checked, fleet.EnsureFunctions(t.Context(), conn, schema, nil)} {
+				if !errors.Is(err, fleet.ErrForeignFunction) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "drop it") {
+					t.Errorf("got error %v, want one that names the function and says what to do", err)
+				}
+			}
+			equal(t, len(versions(t, conn)), 1)
+		})
 	}
-	equal(t, len(versions(t, conn)), 1)
+}
+
+// Nobody's view runs with the agent's rights, whoever put it where the table was.
+func TestPinRefusesView(t *testing.T) {
+	t.Parallel()
+	_, conn := newPool(t)
+	pinKey(t, conn, "before", "me", time.Minute) // its plan is made
+	pgtest.Exec(t, conn, `CREATE TABLE ran (what text);
+		CREATE FUNCTION trap(id text) RETURNS text LANGUAGE sql AS $$ INSERT INTO public.ran VALUES (id) RETURNING what $$;
+		ALTER TABLE "Blobs" RENAME TO stolen; INSERT INTO stolen VALUES ('a');
+		CREATE VIEW "Blobs" AS SELECT trap("Id") AS "Id", data FROM stolen`)
+	_, one := call[bool](t.Context(), conn, pinOne, []byte("a"), []byte("me"), time.Minute)
+	_, all := call[[]bool](t.Context(), conn, pinAll, [][]byte{[]byte("a")}, []byte("me"), time.Minute)
+	for _, err := range []error{one, all} {
+		code(t, err, "42809")
+		if !strings.Contains(fmt.Sprint(err), `"public"."Blobs" isn't a table any more`) {
+			t.Errorf("got error %v, want one that names the table", err)
+		}
+	}
+	equal(t, ask[int](t, conn, "SELECT count(*) FROM ran"), 0)
+}
+
+// A policy of the table's owner isn't run either, and hides no blob.
+func TestPinRefusesPolicy(t *testing.T) {
+	t.Parallel()
+	url, conn := newPool(t)
+	role, roleURL := pgtest.Role(t, url, "")
+	putBlob(t, conn, "a")
+	pgtest.Exec(t, conn, `GRANT SELECT, UPDATE ON "Blobs" TO `+pgdb.Ident(role)+`; GRANT CREATE ON DATABASE `+
+		pgdb.Ident(ask[string](t, conn, "SELECT current_database()"))+` TO `+pgdb.Ident(role)+`;
+		ALTER TABLE "Blobs" ENABLE ROW LEVEL SECURITY; CREATE POLICY none ON "Blobs" USING (false)`)
+	agent := connect(t, roleURL, patient)
+	check(t, fleet.EnsureSchema(t.Context(), agent, "other"))
+	check(t, fleet.EnsureFunctions(t.Context(), agent, "other", []fleet.PinTier{tier}))
+	pgtest.Exec(t, agent, "SET row_security = on")
+	_, err := agent.Exec(t.Context(), "SELECT other.pin('a'::bytea, 'me', '1 min')")
+	code(t, err, "42501")
+}
+
+// The trigger fires where the session plays a replica, too.
+func TestPinExpiredOnReplica(t *testing.T) {
+	t.Parallel()
+	_, conn := newPool(t)
+	pgtest.Exec(t, conn, "SET session_replication_role = replica")
+	_, err := conn.Exec(t.Context(), "INSERT INTO "+table+" VALUES ('a', 'me', 1)")
+	code(t, err, pgdb.SerializationFailure)
 }
 
 // What is printed for people to run makes what EnsureFunctions makes, and can be

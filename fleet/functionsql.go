@@ -41,7 +41,11 @@ func callable(schema string, tiers []PinTier, without omit) []function {
 		if without.BlobRow {
 			lock, lockAll = "", ""
 		}
+		isTable := fmt.Sprintf(isTableSQL, literal(table), literal("pin: "+table+" isn't a table any more, and the agent runs nobody's view: "+
+			"put the table back, or change the pool's blobs in the agent's configuration and run gc-agent schema ensure"))
+		look.WriteString(isTable)
 		fmt.Fprintf(&look, lookSQL, table, column, native(schema, t.Kind, "pin.key"), lock)
+		lookAll.WriteString(isTable)
 		fmt.Fprintf(&lookAll, lookAllSQL, native(schema, t.Kind, "k"), table, column, lockAll)
 	}
 	return []function{
@@ -116,6 +120,13 @@ BEGIN
 	END IF;
 {look}	RETURN there;
 END
+`
+
+// isTableSQL comes before a look. A view under the table's name would run functions of
+// its owner's with the rights of the agent.
+const isTableSQL = `	IF NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = %s::regclass AND c.relkind IN ('r', 'p')) THEN
+		RAISE EXCEPTION USING ERRCODE = '42809', MESSAGE = %s;
+	END IF;
 `
 
 // lookSQL keeps the row from being deleted, by whomever, until the transaction

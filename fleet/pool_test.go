@@ -78,8 +78,9 @@ func pinKey(t *testing.T, q pgdb.Querier, key blob.Key, owner fleet.Owner, ttl t
 // agedPin writes a pin whatever its expiry, past the trigger.
 func agedPin(t *testing.T, q pgdb.Querier, key blob.Key, owner fleet.Owner, expiry blob.Instant) {
 	t.Helper()
-	pgtest.Exec(t, q, fmt.Sprintf(`BEGIN; SET LOCAL session_replication_role = replica;
-		INSERT INTO %s VALUES ('\x%x', '\x%x', %d); COMMIT`, table, string(key), string(owner), int64(expiry)))
+	pgtest.Exec(t, q, fmt.Sprintf(`BEGIN; ALTER TABLE %[1]s DISABLE TRIGGER gc_pins_expired;
+		INSERT INTO %[1]s VALUES ('\x%[2]x', '\x%[3]x', %[4]d);
+		ALTER TABLE %[1]s ENABLE ALWAYS TRIGGER gc_pins_expired; COMMIT`, table, string(key), string(owner), int64(expiry)))
 }
 
 func hostNow(t *testing.T, q pgdb.Querier) blob.Instant {
