@@ -41,6 +41,9 @@ type hostClock struct {
 
 	mu   sync.Mutex
 	last reading // zero before the first
+	// anchor is the older reading that drift is measured from, and next the one that will
+	// be it: each is between half a pin's usual life and a whole one older than the next.
+	anchor, next reading
 	// jumped is by how much the clock has jumped without it being known yet how
 	// long that matters.
 	jumped time.Duration
@@ -78,21 +81,38 @@ func (c *hostClock) look(ctx context.Context, q pgdb.Querier) (r reading, err er
 	return r, err
 }
 
-// note compares a reading with the one before. What isn't certain counts against
-// the clock. A clock that has gone back only makes everything last longer.
+// note compares a reading with the one before, and with one that is about as old as a
+// pin's usual life: a clock that runs too fast is within what is allowed from one reading
+// to the next. What isn't certain counts against the clock. A clock that has gone back only
+// makes everything last longer.
 func (c *hostClock) note(r reading) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	last := c.last
 	c.last = r
 	if last.after.IsZero() || c.blind {
+		c.anchor, c.next = r, r
 		return
 	}
-	elapsed := r.before.Sub(last.after)
-	ahead := time.Duration(r.host-last.host) - elapsed
-	if ahead > jumpSlack+max(0, elapsed)/jumpDrift {
+	ahead := max(r.ahead(last), r.ahead(c.anchor))
+	switch {
+	case ahead > 0:
 		c.jumped += ahead
+		c.anchor, c.next = r, r // what was gained until here is counted
+	case r.before.Sub(c.next.after) >= c.ttl/2:
+		c.anchor, c.next = c.next, r
 	}
+}
+
+// ahead is by how much the host's clock has gone on more than the agent's since an
+// earlier reading; 0 where that is within what is allowed.
+func (r reading) ahead(earlier reading) time.Duration {
+	elapsed := r.before.Sub(earlier.after)
+	ahead := time.Duration(r.host-earlier.host) - elapsed
+	if ahead > jumpSlack+max(0, elapsed)/jumpDrift {
+		return ahead
+	}
+	return 0
 }
 
 // steady reads the clock and fails, with errHeldUp, while a jump of it keeps

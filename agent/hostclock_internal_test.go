@@ -38,3 +38,37 @@ func TestWhatIsAJump(t *testing.T) {
 		}
 	}
 }
+
+// A clock that gains a little from each reading to the next is found out within a pin's
+// usual life; one that only drifts never is, however long it goes on.
+func TestDriftIsAJump(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	for name, c := range map[string]struct {
+		every time.Duration
+		speed float64
+		want  bool
+	}{
+		"double, read often":    {900 * time.Millisecond, 2, true},
+		"a tenth, read often":   {time.Second, 1.1, true},
+		"slewed, read often":    {time.Second, 1.0005, false},
+		"slewed, read seldom":   {time.Hour, 1.0005, false},
+		"behind, read often":    {time.Second, 0.5, false},
+		"double, read once":     {time.Minute, 2, true},
+		"a thousandth, at most": {20 * time.Second, 1.001, false},
+	} {
+		clock := hostClock{ttl: time.Minute}
+		var gained time.Duration
+		for elapsed := time.Duration(0); elapsed < 10*time.Minute && clock.jumped == 0; elapsed += c.every {
+			host := time.Duration(float64(elapsed) * c.speed)
+			clock.note(reading{host: blob.Instant(host), before: start.Add(elapsed), after: start.Add(elapsed)})
+			gained = host - elapsed
+		}
+		if (clock.jumped > 0) != c.want {
+			t.Errorf("%s: jumped by %s after it has gained %s", name, clock.jumped, gained)
+		}
+		if c.want && gained > clock.ttl+jumpSlack {
+			t.Errorf("%s: found out only after it has gained %s", name, gained)
+		}
+	}
+}

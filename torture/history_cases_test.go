@@ -34,7 +34,10 @@ func TestHistory(t *testing.T) {
 	}
 	unpinned := change{pool: "pin", table: "gc_pins", gone: true, row: map[string]string{"key": key, "owner": "w"}}
 	writer := func(at int64, changes ...change) transaction {
-		return transaction{at: at, writer: &said{Pool: "pin", Number: at}, changes: changes}
+		return transaction{at: at, writer: &said{Pool: "pin", Number: at, Pinned: []string{key}}, changes: changes}
+	}
+	renews := func(at, by int64, changes ...change) transaction {
+		return transaction{at: at, writer: &said{Pool: "pin", Number: at, Renews: by}, changes: changes}
 	}
 	claims := func(at int64, key string, incarnation int64) transaction {
 		tx := writer(at)
@@ -56,6 +59,16 @@ func TestHistory(t *testing.T) {
 		"the pin was taken back":  {[]transaction{writer(1, blob(key, 1), pinned("9")), writer(2, unpinned), agent(3, deleted(key))}, ""},
 		"uploaded again":          {[]transaction{writer(1, blob(key, 1)), agent(2, deleted(key)), writer(3, blob(key, 2), refers("notes", "1", key)), claims(4, key, 2)}, ""},
 
+		"pinned again":         {[]transaction{writer(1, pinned("5")), writer(6, pinned("9"))}, ""},
+		"pinned anew":          {[]transaction{writer(1, pinned("9")), writer(2, unpinned), writer(3, pinned("7"))}, ""},
+		"renewed just in time": {[]transaction{writer(1, pinned("5")), renews(6, 4, pinned("8"))}, ""},
+		"renewed for less":     {[]transaction{writer(1, pinned("5")), renews(2, 1, pinned("5"))}, ""},
+
+		"shortened":              {[]transaction{writer(1, pinned("9")), renews(2, 3, pinned("5"))}, "was shortened by 4 ns"},
+		"shortened by a pin":     {[]transaction{writer(1, pinned("9")), writer(2, pinned("8"))}, "was shortened by 1 ns"},
+		"brought back":           {[]transaction{writer(1, pinned("5")), renews(6, 4, pinned("9"))}, "had expired for 0 ns"},
+		"renewed out of nothing": {[]transaction{renews(2, 3, pinned("5"))}, "was renewed that had expired"},
+		"an agent's pin":         {[]transaction{writer(1, pinned("5")), agent(2, pinned("9"))}, "an agent, which has no owner's pins"},
 		"lost":                   {[]transaction{writer(1, blob(key, 1), refers("notes", "1", key)), agent(2, deleted(key), blob(key, 2))}, "deleted while 1 references"},
 		"lost after a move":      {[]transaction{writer(1, blob(key, 1), refers("notes", "1", key)), writer(2, refers("pages", "2", key), dropped("notes", "1")), agent(3, deleted(key), blob(key, 2))}, "deleted while 1 references"},
 		"lost while pinned":      {[]transaction{writer(1, blob(key, 1), pinned("5")), agent(4, deleted(key))}, "with 1 ns of a pin left"},

@@ -26,9 +26,11 @@ type transaction struct {
 // said is what a writer wrote into the log just before its commit: what it relies
 // on, and from its commit on has been told.
 type said struct {
-	Pool   string  `json:"pool"`
-	Number int64   `json:"number"` // of this attempt, unlike any other's
-	Claims []claim `json:"claims"`
+	Pool   string   `json:"pool"`
+	Number int64    `json:"number"` // of this attempt, unlike any other's
+	Claims []claim  `json:"claims"`
+	Pinned []string `json:"pinned"` // keys: whatever else it has written to gc_pins are renewals
+	Renews int64    `json:"renews"` // for how long, in nanoseconds, the longest of those
 }
 
 // claim says that a key has a blob, and which.
@@ -152,7 +154,9 @@ func (h *history) changePin(s *state, tx transaction, c change) string {
 	key := c.row["key"]
 	id := rowID{key, c.row["owner"]}
 	if !c.gone {
-		s.pins[id] = pin{key, number(c.row["expiry"])}
+		now := pin{key, number(c.row["expiry"])}
+		h.judgePin(s, tx, s.pins[id], now)
+		s.pins[id] = now
 		return key
 	}
 	if left := s.pins[id].expiry - tx.at; left > 0 && tx.writer == nil {
@@ -160,6 +164,20 @@ func (h *history) changePin(s *state, tx transaction, c change) string {
 	}
 	delete(s.pins, id)
 	return key
+}
+
+// judgePin judges a pin that was written, over another of its key and owner or over
+// none. A renewal came as long before its expiry as it renews for, at the most.
+func (h *history) judgePin(s *state, tx transaction, was, now pin) {
+	switch {
+	case now.expiry < was.expiry:
+		h.violation("%s: a pin of %s was shortened by %d ns", s.pool.name, now.key, was.expiry-now.expiry)
+	case tx.writer == nil:
+		h.violation("%s: an agent, which has no owner's pins to renew, wrote a pin of %s", s.pool.name, now.key)
+	case slices.Contains(tx.writer.Pinned, now.key):
+	case was.expiry <= now.expiry-tx.writer.Renews:
+		h.violation("%s: a pin of %s was renewed that had expired for %d ns", s.pool.name, now.key, now.expiry-tx.writer.Renews-was.expiry)
+	}
 }
 
 // tell notes what a writer knows of one of its commits.

@@ -168,6 +168,7 @@ func (a *attempt) met(race string, seen int64, err error) error {
 }
 
 func (a *attempt) pin(s step) (there bool, err error) {
+	a.pinned = append(a.pinned, s.key)
 	err = a.tx.QueryRow(a.ctx, `SELECT `+ownSchema+a.pool.name+`.pin($1::bytea, $2, $3)`, s.key, []byte(a.owner), s.ttl).Scan(&there)
 	return there, err
 }

@@ -219,6 +219,8 @@ type attempt struct {
 
 	done       []string // operations
 	claims     []claim
+	pinned     []string
+	renews     time.Duration // the longest
 	committing bool
 }
 
@@ -285,7 +287,7 @@ func (a *attempt) steps(p plan) (xid string, err error) {
 			return "", err
 		}
 	}
-	text, err := json.Marshal(said{Pool: a.pool.name, Number: a.number, Claims: a.claims})
+	text, err := json.Marshal(said{Pool: a.pool.name, Number: a.number, Claims: a.claims, Pinned: a.pinned, Renews: a.renews.Nanoseconds()})
 	if err != nil {
 		return "", err
 	}
@@ -311,6 +313,7 @@ func (a *attempt) step(s step) error {
 	case opUnpin:
 		return a.exec(s.op, `SELECT `+ownSchema+a.pool.name+`.unpin($1::bytea, $2)`, s.key, []byte(a.owner))
 	case opRenew:
+		a.renews = max(a.renews, s.ttl)
 		return a.exec(s.op, `SELECT `+ownSchema+a.pool.name+`.renew($1, $2)`, []byte(a.owner), s.ttl)
 	default:
 		return a.change(s)
