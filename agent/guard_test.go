@@ -38,6 +38,8 @@ func TestInstallRights(t *testing.T) {
 		return other.pool(poolYAML{liveness: guardedRefs("trigger")})
 	}
 	wantInstall(t, as(strangerURL), stranger, "doesn't own public.refs", owner+", who does", "gc-agent guard sql p --source refs")
+	// The function is to be the owner's, whoever makes it.
+	wantInstall(t, as(a.url), "the owner of public.refs ("+owner+") may not lock rows of public.blobs", `GRANT UPDATE ("id") ON "public"."blobs" TO `+owner)
 	wantInstall(t, as(ownerURL), owner, `may not create schema "gc_agent"`, "GRANT CREATE ON DATABASE")
 	a.exec(`CREATE SCHEMA gc_agent`)
 	wantInstall(t, as(ownerURL), `GRANT CREATE, USAGE ON SCHEMA "gc_agent" TO `+owner)

@@ -52,31 +52,39 @@ func (p *Postgres) TriggerPlans(deferrable bool) []TriggerPlan {
 	return plans
 }
 
-// Whoever makes the trigger's function owns it, and locks the blobs' rows by it.
+// The table's owner owns the trigger's function too, and locks the blobs' rows by it.
+// To give a function away takes more than the owner's rights, and the owner's right to
+// create one there.
 const selectInstallRights = `
-SELECT pg_has_role(c.relowner, 'USAGE'), pg_catalog.quote_ident(pg_get_userbyid(c.relowner)),
+SELECT pg_has_role(c.relowner, 'USAGE') AND pg_has_role(c.relowner, CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END),
+	pg_get_userbyid(c.relowner)::text,
 	CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE') ELSE has_schema_privilege(n.oid, 'CREATE, USAGE') END,
-	n.oid IS NULL, pg_catalog.quote_ident(current_database())
-FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = $2
+	n.oid IS NULL, pg_catalog.quote_ident(current_database()),
+	me.rolsuper OR CASE WHEN n.oid IS NULL THEN c.relowner = me.oid ELSE has_schema_privilege(c.relowner, n.oid, 'CREATE') END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles me ON me.rolname = current_user LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = $2
 WHERE c.oid = $1`
 
-// MissingToInstall says in a line each what the role lacks to install the trigger,
-// and what to do.
+// MissingToInstall says in a line each what the role lacks to install the trigger, and
+// the table's owner to own its function, and what to do.
 func (p *Postgres) MissingToInstall(ctx context.Context, q pgdb.Querier, plan TriggerPlan) ([]string, error) {
 	grantee, err := pgdb.LookupGrantee(ctx, q, "")
 	if err != nil {
 		return nil, err
 	}
 	role, s := grantee.SQL, plan.source
-	var owns, creates, noSchema bool
-	var owner, database string
-	if err := q.QueryRow(ctx, selectInstallRights, s.rel.OID, s.trigger.schema).Scan(&owns, &owner, &creates, &noSchema, &database); err != nil {
+	var owns, creates, noSchema, ownerCreates bool
+	var ownerName, database string
+	if err := q.QueryRow(ctx, selectInstallRights, s.rel.OID, s.trigger.schema).Scan(&owns, &ownerName, &creates, &noSchema, &database, &ownerCreates); err != nil {
 		return nil, fmt.Errorf("look for the right to make a trigger on %s: %w", s.rel, err)
+	}
+	owner, err := pgdb.LookupGrantee(ctx, q, ownerName)
+	if err != nil {
+		return nil, err
 	}
 	if !owns {
 		// Everything else is the owner's business then.
 		sql := strings.Replace(installCommand(p.pool, s.Name), " install ", " sql ", 1)
-		return []string{fmt.Sprintf("this role (%s) doesn't own %s; have %s, who does, run what this prints: %s", role, s.rel, owner, sql)}, nil
+		return []string{fmt.Sprintf("this role (%s) doesn't own %s; have %s, who does, run what this prints: %s", role, s.rel, owner.SQL, sql)}, nil
 	}
 	var missing []string
 	switch schema := pgdb.Ident(s.trigger.schema); {
@@ -84,16 +92,23 @@ func (p *Postgres) MissingToInstall(ctx context.Context, q pgdb.Querier, plan Tr
 		missing = append(missing, fmt.Sprintf("this role (%s) may not create schema %s; run: GRANT CREATE ON DATABASE %s TO %s", role, schema, database, role))
 	case !creates:
 		missing = append(missing, fmt.Sprintf("this role (%s) may not create functions in schema %s; run: GRANT CREATE, USAGE ON SCHEMA %s TO %s", role, schema, schema, role))
+	case !ownerCreates:
+		missing = append(missing, fmt.Sprintf("the owner of %s (%s) may not own functions in schema %s; run: CREATE SCHEMA IF NOT EXISTS %s; GRANT CREATE ON SCHEMA %s TO %s", s.rel, owner.SQL, schema, schema, schema, owner.SQL))
 	}
 	var needed []pgdb.Grant
 	for _, t := range p.targets {
 		on, why := pgdb.OnTable(t.Relation.Schema, t.Relation.Name), "look a reference's blob up"
 		needed = append(needed,
+			pgdb.Usage(t.Relation.Schema),
 			pgdb.Grant{Right: "SELECT", Column: t.Key.Name, On: on, Why: why},
+			pgdb.Grant{Right: "SELECT", Column: "tableoid", On: on, Why: why},
 			pgdb.Grant{Right: "UPDATE", Column: t.Key.Name, AnyColumn: true, On: on, Why: why})
 	}
-	lacked, err := grantee.Missing(ctx, q, needed)
-	return append(missing, grantee.Lacks(lacked)...), err
+	lacked, err := owner.Missing(ctx, q, needed)
+	for _, line := range owner.Lacks(lacked) {
+		missing = append(missing, strings.Replace(line, "this role (", "the owner of "+s.rel.String()+" (", 1))
+	}
+	return missing, err
 }
 
 // Dangling counts the rows of the plan's source that refer to a blob that no tier

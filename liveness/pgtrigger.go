@@ -20,6 +20,7 @@ type pgTrigger struct {
 
 	name     string // of the trigger and of its function
 	schema   string // of the function
+	owner    string // of the table, and of the function; quoted
 	settings []string
 	bodies   map[triggerForm]string // of the function
 
@@ -56,6 +57,10 @@ func (r *pgResolver) resolveTrigger(ctx context.Context, s *pgSource) error {
 		return err
 	}
 	t.schema, t.name = r.opts.Schema, TriggerName(r.opts.Schema, s.Name)
+	const owner = "SELECT pg_catalog.quote_ident(pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c WHERE c.oid = $1"
+	if err := r.q.QueryRow(ctx, owner, s.rel.OID).Scan(&t.owner); err != nil {
+		return fmt.Errorf("look for the owner of %s: %w", s.rel, err)
+	}
 	if t.settings, err = r.triggerSettings(ctx, s); err != nil {
 		return err
 	}
@@ -182,8 +187,8 @@ func (r *pgResolver) triggerSettings(ctx context.Context, s *pgSource) ([]string
 }
 
 // A tgtype of 21 is AFTER INSERT OR UPDATE, FOR EACH ROW. A partition has a clone of
-// its parent's trigger. A function of a third party's could become another one
-// between two looks.
+// its parent's trigger. A function that isn't the owner's could become another one between
+// two looks, or run what the owner wants with the rights of somebody else.
 const selectTrigger = `
 WITH RECURSIVE root AS (
 	SELECT g.* FROM pg_catalog.pg_trigger g WHERE g.tgrelid = $1 AND g.tgname = $2
@@ -202,8 +207,7 @@ SELECT g.oid, g.tgdeferrable,
 	n.nspname = $3 AND p.proname = $2 AND l.lanname = 'plpgsql' AND p.prosecdef
 		AND coalesce(p.proconfig, '{}') = $4::text[],
 	p.prosrc,
-	p.proowner IN (c.relowner, (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user))
-		OR (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.oid = p.proowner),
+	p.proowner = c.relowner,
 	coalesce((
 		SELECT min(parts.oid::regclass::text) FROM parts
 		WHERE NOT EXISTS (SELECT FROM clones WHERE clones.tgrelid = parts.oid AND clones.tgenabled = 'A')), '')

@@ -409,6 +409,33 @@ func TestTriggerStates(t *testing.T) {
 	}
 }
 
+// The function runs as the table's owner, whoever has made it, since the owner can put
+// into it what it runs. A view in place of the blobs runs nothing at all.
+func TestTriggerRunsAsOwner(t *testing.T) {
+	t.Parallel()
+	w := newPGWorld(t, `CREATE TABLE blobs (id int PRIMARY KEY); INSERT INTO blobs VALUES (1); CREATE TABLE r (b int UNIQUE, who text);
+		CREATE FUNCTION runs_as(text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN $1 = current_user; END'`)
+	owner, _ := pgtest.Role(t, w.url, "")
+	pgtest.Exec(t, w.app, `ALTER TABLE r OWNER TO `+owner+`; GRANT SELECT, UPDATE ON blobs TO `+owner)
+	pool, s := triggerPool(blob.KindInt, "id"), filtered(pgSource("r", "b", ""), "public.runs_as(who)")
+	w.install(t, pool, false, s)
+	wantGuardOf(t, w, pool.enforced(), s, liveness.Trigger)
+	for who, want := range map[string]string{"'" + owner + "'": gone, "current_user": ""} {
+		if got := w.write(t, `INSERT INTO r VALUES (2, `+who+`)`); got != want {
+			t.Errorf("a row that counts as %s: %q, want %q", who, got, want)
+		}
+		pgtest.Exec(t, w.app, `DELETE FROM r`)
+	}
+	pgtest.Exec(t, w.app, `ALTER TABLE blobs RENAME TO kept; CREATE VIEW blobs AS SELECT * FROM kept; GRANT SELECT, UPDATE ON blobs TO `+owner)
+	if got := w.write(t, `INSERT INTO r VALUES (1, '`+owner+`')`); got != "42703" { // there is no such column
+		t.Errorf("a view in place of the blobs: %q", got)
+	}
+	pgtest.Exec(t, w.app, `DROP VIEW blobs; ALTER TABLE kept RENAME TO blobs; ALTER FUNCTION gc_agent.`+liveness.TriggerName("gc_agent", "r")+`() OWNER TO CURRENT_USER`)
+	if _, found := w.resolve(t, pool.enforced(), guarded(s, liveness.Trigger)); len(found) != 1 || !strings.Contains(found[0].Message, "belongs to somebody else than the table") {
+		t.Errorf("a function of the superuser's: %v", found)
+	}
+}
+
 // What becomes of a trigger while a sweep runs is a change.
 func TestTriggerChanges(t *testing.T) {
 	t.Parallel()

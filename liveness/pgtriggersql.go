@@ -172,8 +172,9 @@ END
 
 // lookTier holds the blob's row until the transaction ends. It waits for a sweep
 // that has locked it, and then finds it gone, or, where the snapshot is older than
-// that, raises 40001.
-const lookTier = `			PERFORM FROM %s AS t WHERE t.%s = %s FOR KEY SHARE;
+// that, raises 40001. A view, which would run what its own owner put into it, has no
+// tableoid.
+const lookTier = `			PERFORM t.tableoid FROM %s AS t WHERE t.%s = %s FOR KEY SHARE;
 			there := there OR FOUND;
 `
 
@@ -223,6 +224,9 @@ func (s *pgSource) createTrigger(deferrable bool) []string {
 		"DO " + dollarQuote("\nBEGIN\n\tIF to_regnamespace("+literal(pgdb.Ident(t.schema))+") IS NULL THEN\n\t\tCREATE SCHEMA "+pgdb.Ident(t.schema)+";\n\tEND IF;\nEND\n"),
 		"CREATE OR REPLACE FUNCTION " + function + "() RETURNS trigger\nLANGUAGE plpgsql SECURITY DEFINER" + set.String() + "\nAS " + dollarQuote(t.bodies[form]),
 		"REVOKE ALL ON FUNCTION " + function + "() FROM PUBLIC",
+		// What it runs, the table's owner has a say in, by where and by the tables. It
+		// mustn't run as somebody else, whoever makes it.
+		"ALTER FUNCTION " + function + "() OWNER TO " + t.owner,
 		"DROP TRIGGER IF EXISTS " + name + " ON " + table,
 		"CREATE " + kind + " " + name + " AFTER INSERT OR UPDATE ON " + table + when + "\n\tFOR EACH ROW EXECUTE FUNCTION " + function + "()",
 		// It fires where session_replication_role is replica, too.
