@@ -71,6 +71,7 @@ func (r *pgResolver) resolveLocks(ctx context.Context, s *pgSource) (hidden stri
 		from = "(SELECT " + s.column() + " FROM " + from + ") q"
 	}
 	var plan []string
+	var cast string
 	var reads []pgRead
 	err = r.aside(ctx, func(sub pgx.Tx) error {
 		rows, err := sub.Query(ctx, "EXPLAIN (VERBOSE, COSTS OFF) SELECT * FROM "+from)
@@ -78,6 +79,9 @@ func (r *pgResolver) resolveLocks(ctx context.Context, s *pgSource) (hidden stri
 			return err
 		}
 		if plan, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return err
+		}
+		if cast, err = castBehind(ctx, sub, strings.Join(plan, "\n")); err != nil {
 			return err
 		}
 		if rows, err = sub.Query(ctx, selectReads); err != nil {
@@ -95,7 +99,32 @@ func (r *pgResolver) resolveLocks(ctx context.Context, s *pgSource) (hidden stri
 			s.locks = append(s.locks, lock)
 		}
 	}
-	return strings.TrimSuffix(readsBehindRE.FindString(strings.Join(plan, "\n")), "("), nil
+	if hidden = strings.TrimSuffix(readsBehindRE.FindString(strings.Join(plan, "\n")), "("); hidden == "" {
+		hidden = cast
+	}
+	return hidden, nil
+}
+
+// A plan shows of a cast the type alone, and of an implicit one nothing. A type's name
+// may have its modifier inside. What is written in C is an extension's, which has
+// casts between its own types and reads no tables.
+const selectCasts = `
+SELECT coalesce(min(format('%I.%I', n.nspname, p.proname)), '')
+FROM pg_catalog.pg_cast k
+JOIN pg_catalog.pg_proc p ON p.oid = k.castfunc
+JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+JOIN pg_catalog.pg_language l ON l.oid = p.prolang
+JOIN pg_catalog.pg_type t ON t.oid = k.casttarget
+WHERE n.nspname <> 'pg_catalog' AND l.lanname NOT IN ('c', 'internal') AND (k.castcontext = 'i'
+	OR strpos($1, '::' || split_part(split_part(format_type(t.oid, NULL), ' ', 1), '[', 1)) > 0 OR strpos($1, '::' || t.typname) > 0)`
+
+// constantRE is a constant of a plan, with its type, which isn't cast any more.
+var constantRE = regexp.MustCompile(`'(?:[^']|'')*'::`)
+
+// castBehind names the function of somebody's own that a cast in the plan may call.
+func castBehind(ctx context.Context, q pgdb.Querier, plan string) (function string, err error) {
+	err = q.QueryRow(ctx, selectCasts, constantRE.ReplaceAllString(plan, "")).Scan(&function)
+	return function, err
 }
 
 // lockGrants are what it takes to lock the tables. SHARE asks for one of several

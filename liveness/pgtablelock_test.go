@@ -91,6 +91,20 @@ func TestTableLockRefused(t *testing.T) {
 		w.wantFindings(t, query, pool, []liveness.Source{locked(pgQuery(query, ""))},
 			"M:liveness[0].guard: source query calls "+calls+", and nobody can tell which tables that reads and would have to be locked; register the tables, or write guard: settle")
 	}
+	// A plan doesn't show what a cast calls, nor that there is one.
+	const query = "SELECT a::text::int FROM public.a"
+	for cast, refused := range map[string]bool{"": false, "text": true, "json": false, "json AS IMPLICIT": true, "bigint AS ASSIGNMENT": false} {
+		to, context, _ := strings.Cut(cast, " ")
+		if cast != "" {
+			pgtest.Exec(t, w.app, "CREATE FUNCTION behind(public.a) RETURNS "+to+" LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT min(b) FROM public.hidden); END'; CREATE CAST (public.a AS "+to+") WITH FUNCTION behind(public.a) "+context)
+		}
+		var want []string
+		if refused {
+			want = []string{"M:liveness[0].guard: source query calls public.behind, and nobody can tell which tables that reads and would have to be locked; register the tables, or write guard: settle"}
+		}
+		w.wantFindings(t, "cast to "+cast, pool, []liveness.Source{locked(pgQuery(query, ""))}, want...)
+		pgtest.Exec(t, w.app, "DROP FUNCTION IF EXISTS behind(public.a) CASCADE")
+	}
 	s := filtered(pgSource("r", "b", ""), "b IN (SELECT b FROM public.hidden)")
 	w.wantFindings(t, "a subquery", pool, []liveness.Source{locked(s)},
 		"M:liveness[0].guard: no lock keeps source r from referring to more: its where can turn true without a write to the row: it isn't made of the row's own columns and immutable functions alone; write guard: settle")
