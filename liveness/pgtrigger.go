@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/alkblobs/gc-agent/blob"
 	"github.com/alkblobs/gc-agent/internal/pgdb"
@@ -61,9 +60,7 @@ func (r *pgResolver) resolveTrigger(ctx context.Context, s *pgSource) error {
 	if err := r.q.QueryRow(ctx, owner, s.rel.OID).Scan(&t.owner); err != nil {
 		return fmt.Errorf("look for the owner of %s: %w", s.rel, err)
 	}
-	if t.settings, err = r.triggerSettings(ctx, s); err != nil {
-		return err
-	}
+	t.settings = s.triggerSettings()
 	t.bodies = map[triggerForm]string{}
 	for _, deferrable := range []bool{false, true} {
 		for _, strict := range []bool{false, true} {
@@ -170,20 +167,15 @@ func (r *pgResolver) immutableWhere(ctx context.Context, s *pgSource) (bool, err
 	return len(plan) == 1 && plan[0].Plan.Filter == "false", nil
 }
 
-// triggerSettings returns what the function sets for itself. A literal in where
-// is read by the settings of whoever writes, and would mean another instant, say,
-// in another time zone than the agent's.
-func (r *pgResolver) triggerSettings(ctx context.Context, s *pgSource) ([]string, error) {
+// triggerSettings returns what the function sets for itself. A literal in where is
+// read by the settings of whoever writes, and would mean another instant, say, in
+// another time zone than the agent's.
+func (s *pgSource) triggerSettings() []string {
 	settings := []string{"search_path=pg_catalog, pg_temp", "row_security=off"}
-	if s.and() == "" {
-		return settings, nil
+	if s.and() != "" {
+		settings = append(settings, pgdb.ReadSettings()...)
 	}
-	const query = `SELECT 'TimeZone=' || current_setting('TimeZone'), 'DateStyle=' || current_setting('DateStyle'), 'IntervalStyle=' || current_setting('IntervalStyle')`
-	own := make([]string, 3)
-	if err := r.q.QueryRow(ctx, query).Scan(&own[0], &own[1], &own[2]); err != nil {
-		return nil, fmt.Errorf("ask for the session's settings: %w", err)
-	}
-	return slices.Concat(settings, own, []string{"standard_conforming_strings=on", "transform_null_equals=off"}), nil
+	return settings
 }
 
 // A tgtype of 21 is AFTER INSERT OR UPDATE, FOR EACH ROW. A partition has a clone of

@@ -202,21 +202,21 @@ func TestTriggerError(t *testing.T) {
 // else inside the function.
 func TestTriggerOddTables(t *testing.T) {
 	t.Parallel()
-	w := newPGWorld(t, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET TimeZone = ''Etc/UTC''', current_database()); END $$;
+	w := newPGWorld(t, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET TimeZone = ''Asia/Tokyo''', current_database()); END $$;
 		CREATE TABLE blobs (key text PRIMARY KEY, named text, guard text, there boolean, t text, k text); INSERT INTO blobs VALUES ('a'), ('b');
 		CREATE TABLE r (key text, named text, guard text, there boolean, attempt int, s text, k text, new text, old text, at timestamptz)`)
 	s := filtered(pgSource("r", "key", ""), `named IS NULL AND key <> '\x' AND there IS NOT TRUE AND s.k IS NULL AND new IS NULL AND at > '2020-01-01' -- not gone $gc$`)
 	for _, deferrable := range []bool{false, true} {
 		w.install(t, triggerPool(blob.KindText, "key"), deferrable, s)
 		wantGuardOf(t, w, triggerPool(blob.KindText, "key").enforced(), s, liveness.Trigger)
-		pgtest.Exec(t, w.app, `SET standard_conforming_strings = off; SET TimeZone = 'Pacific/Kiritimati'; SET search_path = public, pg_catalog`)
+		pgtest.Exec(t, w.app, `SET standard_conforming_strings = off; SET DateStyle = 'SQL, DMY'; SET TimeZone = 'Pacific/Kiritimati'; SET search_path = public, pg_catalog`)
 		for _, c := range []struct{ sql, want string }{
 			{`INSERT INTO r (key, at) VALUES ('a', now())`, ""},
 			{`INSERT INTO r (key, at) VALUES ('c', now())`, gone},
 			{`INSERT INTO r (key, at, there) VALUES ('c', now(), true)`, ""},
 			{`INSERT INTO r (key, at, new) VALUES ('c', now(), '')`, ""},
 			{`INSERT INTO r (key) VALUES ('c')`, ""},
-			{`INSERT INTO r (key, at) VALUES ('d', '2019-12-31 23:59 Etc/UTC')`, ""}, // in the agent's time zone
+			{`INSERT INTO r (key, at) VALUES ('d', '2019-12-31 23:59 Etc/UTC')`, ""}, // in UTC
 			{`INSERT INTO r (key, at) VALUES ('d', '2020-01-01 00:01 Etc/UTC')`, gone},
 			{`UPDATE r SET there = false WHERE there AND key = 'c'`, gone}, // it counts again
 			{`UPDATE r SET there = true, attempt = 1 WHERE key = 'a' AND there IS NULL`, ""},
@@ -227,6 +227,28 @@ func TestTriggerOddTables(t *testing.T) {
 		}
 		pgtest.Exec(t, w.app, `RESET ALL; DELETE FROM r`)
 	}
+}
+
+// Who installs the trigger may have other settings than the role that sweeps.
+func TestTriggerOfAnotherSession(t *testing.T) {
+	t.Parallel()
+	w := newPGWorld(t, `CREATE TABLE blobs (id int PRIMARY KEY); CREATE TABLE r (b int UNIQUE, at timestamptz, took interval)`)
+	s := filtered(pgSource("r", "b", ""), "at > '2020-01-02' AND took < '-1 day 2:00'")
+	name, url := pgtest.Role(t, w.url, "")
+	pgtest.Exec(t, w.app, `GRANT SELECT ON r, blobs TO `+name+`; ALTER ROLE `+name+` SET TimeZone = 'Asia/Tokyo'; ALTER ROLE `+name+` SET DateStyle = 'SQL, DMY';
+		ALTER ROLE `+name+` SET IntervalStyle = 'sql_standard'; ALTER ROLE `+name+` SET bytea_output = 'escape'; ALTER ROLE `+name+` SET extra_float_digits = 0`)
+	w.install(t, triggerPool(blob.KindInt, "id"), false, s)
+	agent := w.as(t, url)
+	wantGuardOf(t, agent, triggerPool(blob.KindInt, "id").enforced(), s, liveness.Trigger)
+	agent.read(t, func(ctx context.Context, tx pgx.Tx) {
+		for _, setting := range pgdb.ReadSettings() {
+			name, want, _ := strings.Cut(setting, "=")
+			var got string
+			if err := tx.QueryRow(ctx, "SELECT current_setting($1)", name).Scan(&got); err != nil || got != want {
+				t.Errorf("%s is %s in a transaction of the agent's, %v", setting, got, err)
+			}
+		}
+	})
 }
 
 // A blob is there if any tier has it.

@@ -210,7 +210,8 @@ func (c *Conn) InTx(ctx context.Context, access Access, fn func(context.Context,
 //   - client_encoding: keys that are text travel as UTF-8.
 //   - parallel workers are the application's.
 //   - jit costs more than a page's plan saves.
-const setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
+//   - ReadSettings: a source's SQL means the same whoever asks.
+var setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
 	pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
 	pg_catalog.set_config('lock_timeout', $1, true),
 	pg_catalog.set_config('statement_timeout', $2, true),
@@ -219,7 +220,26 @@ const setLocal = `SELECT pg_catalog.set_config('row_security', 'off', true),
 	pg_catalog.set_config('quote_all_identifiers', 'off', true),
 	pg_catalog.set_config('client_encoding', 'UTF8', true),
 	pg_catalog.set_config('max_parallel_workers_per_gather', '0', true),
-	pg_catalog.set_config('jit', 'off', true)`
+	pg_catalog.set_config('jit', 'off', true)` + setReading()
+
+// ReadSettings are the settings, name=value, on which it depends what a literal in SQL
+// means and how a value is written as text. Every transaction of the agent's has them,
+// and so must whatever evaluates a source's SQL elsewhere.
+func ReadSettings() []string {
+	return []string{
+		"TimeZone=UTC", "DateStyle=ISO, MDY", "IntervalStyle=postgres", "bytea_output=hex", "extra_float_digits=1",
+		"standard_conforming_strings=on", "transform_null_equals=off",
+	}
+}
+
+func setReading() string {
+	var sql strings.Builder
+	for _, setting := range ReadSettings() {
+		name, value, _ := strings.Cut(setting, "=")
+		sql.WriteString(",\n\tpg_catalog.set_config('" + name + "', '" + value + "', true)")
+	}
+	return sql.String()
+}
 
 func configureTx(ctx context.Context, tx pgx.Tx, t Timeouts) error {
 	if _, err := tx.Exec(ctx, setLocal, ms(t.Lock), ms(t.Statement), ms(t.Idle)); err != nil {
