@@ -10,7 +10,7 @@ import (
 // What each guard leaves open.
 const (
 	openForeignKey = "references written while the foreign key's triggers are off (session_replication_role, ALTER TABLE ... DISABLE TRIGGER)"
-	openTrigger    = "references written while the trigger is disabled, and blobs that somebody other than the agent deletes"
+	openTrigger    = "references written while the trigger is disabled, or by an ALTER TABLE that rewrites the table, and blobs that somebody other than the agent deletes"
 	openAttached   = "; rows of a table that is attached as a partition"
 	openTableLock  = "a writer that waits for the lock goes on after the delete, and leaves its reference dangling without an error"
 	openQuery      = "; what the query finds without a write, because time has passed, say"
