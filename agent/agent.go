@@ -110,7 +110,7 @@ func (a *Agent) addElsewhere(p *Pool) error {
 // Close closes every connection. No sweep may be running.
 func (a *Agent) Close() error {
 	for _, p := range a.pools {
-		p.releasePins(context.Background())
+		p.releasePins()
 	}
 	return a.databases.close()
 }

@@ -1,7 +1,5 @@
 package agent
 
-import "context"
-
 // What the tests need of the package's inside.
 
 // UpgradeGrace is how much longer the last renewal of pins lasts.
@@ -15,7 +13,7 @@ func (p *Pool) IgnoreClockJumps() {
 }
 
 // ReleasePins ends that the process keeps pins of the pool in memory.
-func (p *Pool) ReleasePins() { p.releasePins(context.Background()) }
+func (p *Pool) ReleasePins() { p.releasePins() }
 
 type Omit = omit
 

@@ -29,7 +29,8 @@ const (
 type pinMark interface {
 	// held says whether this process certainly still has it.
 	held(ctx context.Context) bool
-	release(ctx context.Context)
+	// release gives it back, within a short time.
+	release()
 }
 
 // keepPins makes sure that this process has the mark, or takes it, which is for
@@ -51,7 +52,7 @@ func (p *Pool) keepPins(ctx context.Context, retake bool) (epoch int, err error)
 		if l.mark.held(ctx) {
 			return l.epoch, nil
 		}
-		l.mark.release(ctx)
+		l.mark.release()
 		l.mark = nil
 		p.log.Error().Msg("the mark of who keeps pins in memory is lost: no pin is given, and nothing is deleted, until it is back")
 	}
@@ -94,14 +95,14 @@ func (p *Pool) logUnkept(err error) {
 }
 
 // releasePins gives the mark back.
-func (p *Pool) releasePins(ctx context.Context) {
+func (p *Pool) releasePins() {
 	if p.local == nil {
 		return
 	}
 	p.local.keeping <- struct{}{}
 	defer func() { <-p.local.keeping }()
 	if p.local.mark != nil {
-		p.local.mark.release(ctx)
+		p.local.mark.release()
 		p.local.mark = nil
 	}
 }
@@ -205,9 +206,9 @@ func (m *postgresPinMark) held(ctx context.Context) bool {
 	return has && err == nil
 }
 
-func (m *postgresPinMark) release(ctx context.Context) {
+func (m *postgresPinMark) release() {
 	// A session that can't be told to end ends with its connection.
-	_ = m.conn.Close(ctx)
+	_ = m.conn.Close(context.Background())
 }
 
 // KeepPinKeepersAway has the mark on the lease's session, which deletes.
@@ -249,9 +250,9 @@ func pidOf(path string) string {
 
 func (m filePinMark) held(context.Context) bool { return m.Stands() }
 
-func (m filePinMark) release(ctx context.Context) {
+func (m filePinMark) release() {
 	// Closed or not, its file is of no more use.
-	_ = m.Release(ctx)
+	_ = m.Release(context.Background())
 }
 
 // KeepPinKeepersAway has the mark until the session is closed.
@@ -285,7 +286,7 @@ func (s *sqliteSession) KeepPinKeepersAway(ctx context.Context) (string, error) 
 type inlinePinMark struct{}
 
 func (inlinePinMark) held(context.Context) bool { return true }
-func (inlinePinMark) release(context.Context)   {}
+func (inlinePinMark) release()                  {}
 
 func (h *inlineHost) markPins(context.Context) (pinMark, string, error) {
 	return inlinePinMark{}, "", nil

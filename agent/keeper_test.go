@@ -138,12 +138,12 @@ func TestLostPinMark(t *testing.T) {
 
 // A batch whose daemon loses the mark meanwhile is rolled back.
 func TestPinMarkLostWithinABatch(t *testing.T) {
-	eachEngine(t, func(t *testing.T, a *app) { a.loseMarkWithinABatch(agent.Omit{}) })
+	eachEngine(t, func(_ *testing.T, a *app) { a.loseMarkWithinABatch(agent.Omit{}) })
 }
 
 // But for the second look it would be committed.
 func TestPinMarkLostUnseen(t *testing.T) {
-	eachEngine(t, func(t *testing.T, a *app) { a.loseMarkWithinABatch(agent.Omit{Keeper: true}) })
+	eachEngine(t, func(_ *testing.T, a *app) { a.loseMarkWithinABatch(agent.Omit{Keeper: true}) })
 }
 
 func (a *app) loseMarkWithinABatch(without agent.Omit) {
