@@ -158,6 +158,9 @@ func (a *Agent) Sweep(ctx context.Context, p *Pool, opts SweepOptions) (rep Repo
 	defer func() { <-a.slots }()
 	rep, err = p.Sweep(ctx, opts)
 	logSweep(&p.log, rep, err)
+	if rep.Skipped() {
+		p.starved.log(&p.log, p.clock.Now())
+	}
 	return rep, err
 }
 

@@ -23,6 +23,7 @@ type Pool struct {
 	clock     Clock
 	log       zerolog.Logger
 	failures  failures
+	starved   starved
 	hostClock *hostClock // of a Postgres host, else nil
 	renewal   *renewal   // where the agent renews pins of the pool, else nil
 	without   omit

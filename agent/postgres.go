@@ -342,10 +342,10 @@ func (t *postgresTx) Arbitrate(ctx context.Context, keys []blob.Key) ([]verdict,
 		case fleet.Pinned:
 			asked.verdicts[i] = pinned(d.Until)
 		default:
-			asked.verdicts[i] = verdict{cause: causeLocked, why: "somebody is pinning it right now"}
+			asked.verdicts[i] = verdict{cause: causeLocked, why: pinnedNow}
 		}
 	}
-	return asked.verdicts, nil
+	return asked.verdicts, t.namePoolHolder(ctx, decisions, asked.verdicts)
 }
 
 func (t *postgresTx) look(ctx context.Context, keys []blob.Key) ([]verdict, error) {

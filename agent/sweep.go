@@ -101,8 +101,9 @@ func (s *sweep) underLease(ctx context.Context) (err error) {
 		return fmt.Errorf("open pool %s: %w", s.pool.cfg.Name, err)
 	}
 	if !ok {
-		return &abort{CauseSweeperLock, "another agent is sweeping this pool"}
+		return s.pool.taken(ctx)
 	}
+	s.pool.starved.end()
 	s.session = session
 	defer func() {
 		if closeErr := session.Close(ctx); closeErr != nil && err == nil {

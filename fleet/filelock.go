@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 )
@@ -105,6 +107,26 @@ func writePID(file *os.File) {
 	if err := file.Truncate(0); err == nil {
 		_, _ = file.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
+}
+
+// FileLockPID returns the process id in the lock file of the SQLite file at path: that
+// of who has the lease for a sweep, or had it last. It is false where none is to be read.
+func FileLockPID(path string) (pid int, ok bool) {
+	lockPath, err := lockPathOf(path)
+	if err != nil {
+		return 0, false
+	}
+	file, err := openLock(lockPath, os.O_RDONLY)
+	if err != nil {
+		return 0, false
+	}
+	text, err := io.ReadAll(io.LimitReader(file, 32))
+	_ = file.Close() // it was only read
+	if err != nil {
+		return 0, false
+	}
+	pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid, err == nil
 }
 
 // Release gives the lease up. It may be repeated, and doesn't wait.

@@ -245,3 +245,19 @@ func TestFileLockShare(t *testing.T) {
 		t.Errorf("a database that isn't there: held %t, %v", ok, err)
 	}
 }
+
+// The lock file names who has the lease.
+func TestFileLockPID(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "app.db")
+	check(t, os.WriteFile(path, nil, 0o600))
+	if pid, ok := fleet.FileLockPID(path); ok {
+		t.Errorf("without a lock file: pid %d", pid)
+	}
+	lease, _, err := fleet.FileLockAcquire(path)
+	check(t, err)
+	pid, ok := fleet.FileLockPID(path)
+	equal(t, ok, true)
+	equal(t, pid, os.Getpid())
+	check(t, lease.Release(t.Context()))
+}

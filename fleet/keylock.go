@@ -36,10 +36,11 @@ func keyLockSQL(schema, key string) string {
 }
 
 // LockKeys tries to take the key lock of each key for the rest of the
-// transaction, and says, in the order of keys, which it got. It waits for
-// nobody: a key whose lock it didn't get is being pinned right now. Where the
-// pool's lock can't be had, because somebody pins very many keys at once, it got
-// none.
+// transaction, and says, in the order of keys, which it got. A key whose lock it didn't
+// get is being pinned right now, and it waits for none of those. For the pool's lock,
+// which comes first and which whoever pins very many keys at once shares, it waits, as
+// long as lock_timeout says, and not at all where that is 0: one that only tried would
+// never get it from clients whose turns overlap. Where it can't be had, it got none.
 //
 // What is read in later statements of the transaction is younger than the locks;
 // one that isn't READ COMMITTED, where that isn't so, is refused. After an error
@@ -52,10 +53,14 @@ func lockKeysOmitting(ctx context.Context, tx pgx.Tx, schema string, keys []blob
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	const query = "SELECT pg_catalog.pg_try_advisory_xact_lock($1), pg_catalog.current_setting('transaction_isolation')"
-	var pool bool
+	const query = `SELECT pg_catalog.pg_try_advisory_xact_lock($1), pg_catalog.current_setting('transaction_isolation'),
+		pg_catalog.current_setting('lock_timeout') <> '0'`
+	var pool, bounded bool
 	var isolation string
-	err := tx.QueryRow(ctx, query, poolLock(schema)).Scan(&pool, &isolation)
+	err := tx.QueryRow(ctx, query, poolLock(schema)).Scan(&pool, &isolation, &bounded)
+	if err == nil && !pool && bounded && !without.PoolQueue {
+		pool, err = waitForPool(ctx, tx, schema)
+	}
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("lock pool of schema %s: %w", pgdb.Ident(schema), err)
@@ -66,6 +71,27 @@ func lockKeysOmitting(ctx context.Context, tx pgx.Tx, schema string, keys []blob
 	default:
 		return lockEach(ctx, tx, schema, keys)
 	}
+}
+
+// waitForPool queues for the pool's lock, so that whoever wants to share it from now on
+// comes later. Rows of blobs are locked by then, and who shares the lock may wait for
+// one: that ends with lock_timeout, or as a deadlock, and is contention like any other.
+func waitForPool(ctx context.Context, tx pgx.Tx, schema string) (bool, error) {
+	err := pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error {
+		_, err := sub.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock($1)", poolLock(schema))
+		return err
+	})
+	if code := pgdb.Code(err); code == pgdb.LockNotAvailable || code == pgdb.DeadlockDetected {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// FindPoolHolder says which session pins so many keys that it has the whole pool
+// locked, the oldest of several; false if none has. It is for people to read: the
+// answer may be out of date when it arrives.
+func FindPoolHolder(ctx context.Context, q pgdb.Querier, schema string) (LeaseHolder, bool, error) {
+	return findHolder(ctx, q, "ShareLock", poolLock(schema), "the pool's lock of schema "+pgdb.Ident(schema))
 }
 
 func lockEach(ctx context.Context, tx pgx.Tx, schema string, keys []blob.Key) ([]bool, error) {

@@ -160,3 +160,57 @@ func (l *Lease) unlock(ctx context.Context) error {
 	_, err := l.id.conn.Exec(ctx, "SELECT pg_catalog.pg_advisory_unlock($1)", l.id.key)
 	return err
 }
+
+// LeaseHolder is the session that has a lease.
+type LeaseHolder struct {
+	PID         int32
+	Application string // "" where it names none
+	Address     string // of its client, "" for a local socket or where the role may not know
+	// Since is when the session began; zero where the role may not know.
+	Since time.Time
+}
+
+// String describes it for people.
+func (h LeaseHolder) String() string {
+	text := fmt.Sprintf("pid %d", h.PID)
+	if h.Application != "" {
+		text += ", application " + h.Application
+	}
+	if h.Address != "" {
+		text += ", from " + h.Address
+	}
+	if !h.Since.IsZero() {
+		text += ", connected since " + h.Since.UTC().Format(time.RFC3339)
+	}
+	return text
+}
+
+// FindLeaseHolder says who has the lease of the pool whose schema this is; false if
+// nobody has. It is for people to read: the answer may be out of date when it arrives.
+func FindLeaseHolder(ctx context.Context, q pgdb.Querier, schema string) (LeaseHolder, bool, error) {
+	return findHolder(ctx, q, "ExclusiveLock", leaseKey(schema), "the sweep lease of schema "+pgdb.Ident(schema))
+}
+
+// findHolder finds the session, other than the own, that has an advisory lock in a
+// mode, the oldest of several.
+func findHolder(ctx context.Context, q pgdb.Querier, mode string, key int64, what string) (h LeaseHolder, ok bool, err error) {
+	const query = `
+		SELECT l.pid, coalesce(a.application_name, ''), coalesce(pg_catalog.host(a.client_addr), ''), a.backend_start
+		FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+		WHERE l.locktype = 'advisory' AND l.granted AND l.mode = $1 AND l.pid <> pg_catalog.pg_backend_pid()
+			AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+			AND (l.classid::bigint << 32) | l.objid::bigint = $2 AND l.objsubid = 1
+		ORDER BY a.backend_start, l.pid LIMIT 1`
+	var since *time.Time
+	err = q.QueryRow(ctx, query, mode, key).Scan(&h.PID, &h.Application, &h.Address, &since)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return LeaseHolder{}, false, nil
+	case err != nil:
+		return LeaseHolder{}, false, fmt.Errorf("find the holder of %s: %w", what, err)
+	}
+	if since != nil {
+		h.Since = *since
+	}
+	return h, true, nil
+}

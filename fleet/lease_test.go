@@ -342,3 +342,31 @@ func relayStartup(client, server net.Conn) error {
 		}
 	}
 }
+
+// Whoever doesn't get the lease can be told who has it.
+func TestFindLeaseHolder(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Database(t)
+	one, two := connect(t, url, patient), connect(t, url, patient)
+	_, ok, err := fleet.FindLeaseHolder(t.Context(), two, schema)
+	check(t, err)
+	equal(t, ok, false)
+	lease, _, err := fleet.SweepLockAcquire(t.Context(), one, schema)
+	check(t, err)
+	pgtest.Exec(t, one, "SET application_name = 'first'")
+	_, ok, err = fleet.FindLeaseHolder(t.Context(), two, "another")
+	check(t, err)
+	equal(t, ok, false)
+	found, ok, err := fleet.FindLeaseHolder(t.Context(), two, schema)
+	check(t, err)
+	equal(t, ok, true)
+	equal(t, uint32(found.PID), one.PgConn().PID())
+	equal(t, found.Application, "first")
+	equal(t, found.Since.IsZero(), false)
+	for _, part := range []string{fmt.Sprint("pid ", found.PID), "application first", "connected since 20"} {
+		if !strings.Contains(found.String(), part) {
+			t.Errorf("%q lacks %q", found, part)
+		}
+	}
+	check(t, lease.Release(t.Context()))
+}

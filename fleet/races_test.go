@@ -419,3 +419,65 @@ func TestRaceDefaultIsolation(t *testing.T) {
 		return !hasBlob(t, a.observer, raceKey)
 	})
 }
+
+// Clients that pin very many keys, each before the last one has ended, leave the sweep
+// its turn: it queues, and whoever comes later comes after it.
+func TestPoolLockQueue(t *testing.T) {
+	t.Parallel()
+	for name, without := range map[string]fleet.Omit{"with": {}, "without": {PoolQueue: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := newArena(t)
+			many := pgdb.Bytes(keysNamed("k", 501))
+			pinMany := func(ctx context.Context, q pgdb.Querier, owner string) error {
+				_, err := call[[]bool](ctx, q, pinAll, many, []byte(owner), time.Minute)
+				return err
+			}
+			one, two := connect(t, a.url, patient), connect(t, a.url, patient)
+			first, err := one.Begin(t.Context())
+			check(t, err)
+			check(t, pinMany(t.Context(), first, "one"))
+			holder, ok, err := fleet.FindPoolHolder(t.Context(), a.observer, schema)
+			check(t, err)
+			equal(t, ok, true)
+			equal(t, uint32(holder.PID), one.PgConn().PID())
+
+			var second <-chan outcome
+			tx, err := a.sweep.Begin(t.Context())
+			check(t, err)
+			sweep := start(func() (bool, error) {
+				verdicts, err := fleet.ArbitrateOmitting(t.Context(), tx, schema, []blob.Key{raceKey}, refs{}, without)
+				return err == nil && verdicts[0].Decision == fleet.Dead, err
+			})
+			queued := untilBlocked(t, a.observer, a.sweep, sweep)
+			equal(t, queued, without == fleet.Omit{})
+			second = start(func() (bool, error) { return true, pinMany(t.Context(), two, "two") })
+			equal(t, untilBlocked(t, a.observer, two, second), queued) // one that only tries delays nobody
+			check(t, first.Commit(t.Context()))
+			told(t, <-sweep, queued)
+			check(t, tx.Commit(t.Context()))
+			told(t, <-second, true)
+		})
+	}
+}
+
+// Who has the pool's lock and waits for a blob's row that the sweep has locked makes a
+// circle with the sweep, which ends it: the keys are contended, and the transaction goes on.
+func TestPoolLockCircle(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	writer := connect(t, a.url, patient)
+	tx, err := a.sweep.Begin(t.Context())
+	check(t, err)
+	pgtest.Exec(t, tx, `SELECT FROM public."Blobs" WHERE "Id" = '`+string(raceKey)+`' FOR UPDATE; SET LOCAL lock_timeout = '50ms'`)
+	done := start(func() (bool, error) {
+		_, err := call[[]bool](t.Context(), writer, pinAll, pgdb.Bytes(append(keysNamed("k", 501), raceKey)), []byte("me"), time.Minute)
+		return true, err
+	})
+	equal(t, untilBlocked(t, a.observer, writer, done), true)
+	verdicts, err := fleet.ArbitrateBatch(t.Context(), tx, schema, []blob.Key{raceKey}, refs{})
+	check(t, err)
+	equal(t, verdicts[0].Decision, fleet.Contended)
+	check(t, tx.Commit(t.Context()))
+	told(t, <-done, true)
+}
