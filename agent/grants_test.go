@@ -289,7 +289,7 @@ func (w *grantsWorld) collect() {
 	application := pgtest.Connect(t, roleURL)
 	pgtest.Exec(t, application, `SELECT gc_agent.pin('b6'::bytea, 'uploader'::bytea, interval '10 minutes')`)
 	w.exec(`ALTER TABLE gc_agent.gc_pins DISABLE TRIGGER USER`, // which refuses a pin that has run out
-		`INSERT INTO gc_agent.gc_pins VALUES ('b9', 'gone', 1)`, `ALTER TABLE gc_agent.gc_pins ENABLE TRIGGER USER`)
+		`INSERT INTO gc_agent.gc_pins VALUES ('b9', 'gone', 1)`, `ALTER TABLE gc_agent.gc_pins ENABLE ALWAYS TRIGGER gc_pins_expired`)
 	writer := w.session("BEGIN", `INSERT INTO "the App".docs VALUES (2, '["b7"]')`)
 	if rep := sweep(t, p); rep.Overdue != 0 || !strings.Contains(rep.Detail, "settle") {
 		t.Errorf("while a writer is open: %+v", rep)

@@ -68,7 +68,8 @@
 // An arbitration, in the transaction that deletes, goes through these. Each is a
 // statement of its own, so that what it sees is younger than the locks before it:
 //
-//	lock      tries the pool's lock and each key's, exclusively
+//	lock      queues for the pool's lock, as long as lock_timeout, and tries each
+//	          key's, exclusively
 //	hold      locks all rows of the keys' pins, expired or not, passing over those
 //	          that somebody else has locked
 //	clock     reads the clock, and what the pins say now
@@ -151,8 +152,10 @@
 //
 // # Locks and their order
 //
-// An arbitration waits for no lock of another's: it tries, or passes over what is
-// locked. So whoever waits for it waits for the end of a short transaction, and no
+// An arbitration waits for no lock of another's but the pool's: it tries, or passes over
+// what is locked. For the pool's it waits for lock_timeout, or clients that pin very many
+// keys, each before the last has ended, would keep it out for ever; where one of those waits
+// for a blob's row that the sweep has locked, this time ends the circle. So whoever waits for it waits for the end of a short transaction, and no
 // circle of waiting goes through it, save through what the delete itself sets off
 // in the application's tables, and lock_timeout ends that. Its order is: the pool's
 // lock, the locks of keys, the rows of pins. A sweep has the rows of blobs locked

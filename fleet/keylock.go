@@ -58,7 +58,7 @@ func lockKeysOmitting(ctx context.Context, tx pgx.Tx, schema string, keys []blob
 	var pool, bounded bool
 	var isolation string
 	err := tx.QueryRow(ctx, query, poolLock(schema)).Scan(&pool, &isolation, &bounded)
-	if err == nil && !pool && bounded && !without.PoolQueue {
+	if err == nil && !pool && bounded {
 		pool, err = waitForPool(ctx, tx, schema)
 	}
 	switch {

@@ -5,7 +5,6 @@ package fleet
 type omit struct {
 	KeyLock     bool // arbitration takes neither the pool's lock nor a key's; nor do pins in process
 	PoolLock    bool // arbitration takes the locks of keys only
-	PoolQueue   bool // arbitration only tries the pool's lock, and doesn't queue for it
 	EntryLock   bool // a joint put takes the key lock only with its pin
 	PinRows     bool // arbitration reads pins without locking their rows
 	RenewalLock bool // a renewal reads the clock before it has locked its rows

@@ -424,7 +424,7 @@ func TestRaceDefaultIsolation(t *testing.T) {
 // its turn: it queues, and whoever comes later comes after it.
 func TestPoolLockQueue(t *testing.T) {
 	t.Parallel()
-	for name, without := range map[string]fleet.Omit{"with": {}, "without": {PoolQueue: true}} {
+	for name, timeout := range map[string]string{"queueing": "10s", "only trying": "0"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a := newArena(t)
@@ -445,12 +445,13 @@ func TestPoolLockQueue(t *testing.T) {
 			var second <-chan outcome
 			tx, err := a.sweep.Begin(t.Context())
 			check(t, err)
+			pgtest.Exec(t, tx, "SET LOCAL lock_timeout = '"+timeout+"'")
 			sweep := start(func() (bool, error) {
-				verdicts, err := fleet.ArbitrateOmitting(t.Context(), tx, schema, []blob.Key{raceKey}, refs{}, without)
+				verdicts, err := fleet.ArbitrateBatch(t.Context(), tx, schema, []blob.Key{raceKey}, refs{})
 				return err == nil && verdicts[0].Decision == fleet.Dead, err
 			})
 			queued := untilBlocked(t, a.observer, a.sweep, sweep)
-			equal(t, queued, without == fleet.Omit{})
+			equal(t, queued, timeout != "0")
 			second = start(func() (bool, error) { return true, pinMany(t.Context(), two, "two") })
 			equal(t, untilBlocked(t, a.observer, two, second), queued) // one that only tries delays nobody
 			check(t, first.Commit(t.Context()))
