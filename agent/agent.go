@@ -49,6 +49,7 @@ func New(cfg *config.Validated, opts Options) (*Agent, error) {
 		if err != nil {
 			return nil, errors.Join(err, a.Close())
 		}
+		p.firstOnHost = !slices.ContainsFunc(a.pools, func(other *Pool) bool { return other.cfg.Host == p.cfg.Host })
 		a.pools = append(a.pools, p)
 	}
 	return a, nil

@@ -69,6 +69,9 @@ func (p *Pool) Check(ctx context.Context) (check PoolCheck, err error) {
 			err = fmt.Errorf("close pool %s: %w", p.cfg.Name, closeErr)
 		}
 	}()
+	if err := p.warnSuperuser(ctx, session, &check.Findings); err != nil {
+		return check, err
+	}
 	found, err := s.lookUp(ctx)
 	check.Findings = append(check.Findings, found...)
 	if err != nil {

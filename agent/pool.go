@@ -24,10 +24,12 @@ type Pool struct {
 	log       zerolog.Logger
 	failures  failures
 	starved   starved
-	hostClock *hostClock // of a Postgres host, else nil
-	renewal   *renewal   // where the agent renews pins of the pool, else nil
-	without   omit
-	local     *localPins // nil where no pin is in memory
+	// firstOnHost says that no pool before it has its window in the same database.
+	firstOnHost bool
+	hostClock   *hostClock // of a Postgres host, else nil
+	renewal     *renewal   // where the agent renews pins of the pool, else nil
+	without     omit
+	local       *localPins // nil where no pin is in memory
 
 	mu   sync.Mutex
 	kind blob.Kind // of the keys; known once the tiers were resolved

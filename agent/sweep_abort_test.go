@@ -54,6 +54,9 @@ func TestSweeperLock(t *testing.T) {
 			a.unchanged(func() {
 				wantAbort(t, two, agent.SweepOptions{}, agent.CauseSweeperLock)
 				wantAbort(t, two, agent.SweepOptions{DryRun: true}, agent.CauseSweeperLock)
+				if rep, err := two.Sweep(t.Context(), agent.SweepOptions{}); err != nil || !strings.Contains(rep.Detail, ": pid ") {
+					t.Errorf("who has the lease isn't said: %q, %v", rep.Detail, err)
+				}
 				wantAbort(t, one, agent.SweepOptions{}, agent.CauseSweeperLock)
 			})
 		}})

@@ -312,7 +312,8 @@ func leavesAlone(t *testing.T, dir string, release func(context.Context) error) 
 		return strings.Contains(p.out.String(), `"message":"sweep skipped: another agent is sweeping this pool"`)
 	})
 	p.signal(os.Interrupt)
-	if got := p.status(); got != 0 || strings.Contains(p.out.String(), `"level":"warn"`) {
+	// The tests' server has no role but a superuser's.
+	if got := p.status(); got != 0 || strings.Count(p.out.String(), `"level":"warn"`) > strings.Count(p.out.String(), "role is a superuser") {
 		t.Errorf("run: exit status %d, want 0 and no warning\n%s", got, &p.out)
 	}
 	p = start(t, dir, "window", "drop", "parts", "--all")
