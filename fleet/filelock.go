@@ -112,7 +112,7 @@ func writePID(file *os.File) {
 // FileLockPID returns the process id in the lock file of the SQLite file at path: that
 // of who has the lease for a sweep, or had it last. It is false where none is to be read.
 func FileLockPID(path string) (pid int, ok bool) {
-	lockPath, err := lockPathOf(path)
+	lockPath, err := sweepLeaseFile.pathOf(path)
 	if err != nil {
 		return 0, false
 	}
