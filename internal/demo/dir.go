@@ -26,7 +26,7 @@ const (
 // own are the files that the demo, SQLite and the agent make.
 var own = map[string]bool{
 	configFile: true, databaseFile: true, databaseFile + "-wal": true, databaseFile + "-shm": true,
-	databaseFile + "-journal": true, databaseFile + ".gc-agent.lock": true,
+	databaseFile + "-journal": true, databaseFile + ".gc-agent.lock": true, databaseFile + ".gc-agent.pins": true,
 }
 
 //go:embed config.yaml
