@@ -73,8 +73,8 @@ func (s *sweep) previewDue(ctx context.Context) error {
 }
 
 // held is errHeldUp while pins that another process keeps, that nobody knows any
-// more, or that a jump of the host's clock has ended early, may protect anything. Who only observes is told what
-// a sweep would find then.
+// more, or that a jump of the host's clock has ended early, may protect anything. Who
+// only observes is told what a sweep would find then.
 func (s *sweep) held(ctx context.Context) error {
 	if s.pool.cfg.Mode != config.ModeEnforce {
 		return nil

@@ -148,8 +148,12 @@ func (s *postgresSession) install(ctx context.Context, plan liveness.TriggerPlan
 		return plan.Install(ctx, tx)
 	})
 	if pgdb.Code(g.Err) == pgdb.LockNotAvailable {
-		g.Err = fmt.Errorf("%s is in use, and wasn't free within limits.lock_timeout; try again, or raise it", plan.Table)
+		g.Err = tableInUse(plan.Table)
 	}
+}
+
+func tableInUse(table string) error {
+	return fmt.Errorf("%s is in use, and wasn't free within limits.lock_timeout; try again, or raise it", table)
 }
 
 // RemoveGuards drops the guard triggers of the pool, with their functions, or that
@@ -191,7 +195,7 @@ func (p *Pool) removeGuards(ctx context.Context, conn *pgdb.Conn, source string)
 		g.Err = conn.InTx(ctx, pgdb.ReadWrite, func(ctx context.Context, tx pgx.Tx) error { return t.Remove(ctx, tx, p.cfg.Schema) })
 		switch pgdb.Code(g.Err) {
 		case pgdb.LockNotAvailable:
-			g.Err = fmt.Errorf("%s is in use, and wasn't free within limits.lock_timeout; try again, or raise it", t.Table)
+			g.Err = tableInUse(t.Table)
 		case pgdb.InsufficientPrivilege:
 			g.Err = fmt.Errorf("%w; have the owner of the table and the function run it", g.Err)
 		}

@@ -33,10 +33,10 @@ type pinMark interface {
 	release()
 }
 
-// keepPins makes sure that this process has the mark, or takes it, which is for
-// between two transactions. Epoch changes
-// whenever it was taken anew, for which somebody else may have had it: all pins that
-// were given before are broken. An error wraps ErrNotKeeper.
+// keepPins makes sure that this process has the mark, or, with retake, takes it,
+// which belongs between two transactions. Epoch changes whenever it was taken anew:
+// somebody else may have had it, so that all pins that were given before are broken.
+// An error wraps ErrNotKeeper.
 func (p *Pool) keepPins(ctx context.Context, retake bool) (epoch int, err error) {
 	l := p.local
 	select {
@@ -129,7 +129,7 @@ func (d *daemon) keepMark(ctx context.Context) error {
 	ctx, end := d.running(ctx)
 	defer end()
 	for {
-		// What is wrong was logged.
+		// What is wrong was logged. Who gives pins, or deletes, asks for the mark itself.
 		_, _ = d.pool.keepPins(ctx, true)
 		// A timer of its own: it is about other processes, not about the test's clock.
 		if (SystemClock{}).Sleep(ctx, keepEvery) != nil {
@@ -241,11 +241,11 @@ func (h *sqliteHost) markPins(context.Context) (pinMark, string, error) {
 }
 
 func pidOf(path string) string {
-	pid := fleet.FilePinKeeperPID(path)
-	if pid == "" {
+	pid, ok := fleet.FilePinKeeperPID(path)
+	if !ok {
 		return ""
 	}
-	return "pid " + pid
+	return fmt.Sprintf("pid %d", pid)
 }
 
 func (m filePinMark) held(context.Context) bool { return m.Stands() }

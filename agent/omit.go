@@ -58,6 +58,7 @@ func (t *postgresTx) deleteOnAnother(ctx context.Context, keys []blob.Key) (dele
 	if err != nil {
 		return nil, err
 	}
+	// A test's session, which ends with its connection.
 	defer func() { _ = conn.Close(ctx) }()
 	err = conn.InTx(ctx, pgdb.ReadWrite, func(ctx context.Context, tx pgx.Tx) error {
 		deleted, err = t.tiers.delete(ctx, tx, keys)

@@ -66,11 +66,11 @@ func Arbitrate(ctx context.Context, tx pgx.Tx, schema string, key blob.Key, sour
 
 // ArbitrateBatch decides about keys, in their order, in the transaction that is
 // to delete the blobs of those that are dead: READ COMMITTED, and no more keys
-// than MaxBatch says. It waits for no lock but the pool's (LockKeys). The steps are statements of their own,
-// each younger than the ones before: the key locks, the locks on the keys' pins,
-// expired or not, the clock and the pins, the sources. Who writes pins without the
-// functions of FunctionsDDL and without JointPut must take the key lock first, or
-// isn't seen.
+// than MaxBatch says. It waits for no lock but the pool's (LockKeys). The steps are
+// statements of their own, each younger than the ones before: the key locks, the
+// locks on the keys' pins, expired or not, the clock and the pins, the sources. Who
+// writes pins without the functions of FunctionsDDL and without JointPut must take
+// the key lock first, or isn't seen.
 //
 // Until the transaction ends nobody can pin any of the keys, so it should be
 // short; the sources' statement is cancelled (SQLSTATE 57014) after two seconds.

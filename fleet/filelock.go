@@ -111,8 +111,10 @@ func writePID(file *os.File) {
 
 // FileLockPID returns the process id in the lock file of the SQLite file at path: that
 // of who has the lease for a sweep, or had it last. It is false where none is to be read.
-func FileLockPID(path string) (pid int, ok bool) {
-	lockPath, err := sweepLeaseFile.pathOf(path)
+func FileLockPID(path string) (pid int, ok bool) { return sweepLeaseFile.pid(path) }
+
+func (f lockFile) pid(path string) (pid int, ok bool) {
+	lockPath, err := f.pathOf(path)
 	if err != nil {
 		return 0, false
 	}

@@ -59,10 +59,10 @@ func PinGrants(schema, role string) []string {
 // EnsureFunctions makes what FunctionsDDL describes. What is there already and
 // the same it leaves alone, and needs no right to; a function that differs is
 // replaced, with whatever rights have been granted on it, and so is the trigger. One
-// that can't be replaced is an error that names it, ErrForeignFunction. It is all or nothing,
-// safe to repeat, and safe when any number of agents run it at once. The table of
-// pins must be there. To make the trigger on it takes a moment without writers;
-// where there is none within lock_timeout, that is the error.
+// that can't be replaced is an error that names it, ErrForeignFunction. It is all or
+// nothing, safe to repeat, and safe when any number of agents run it at once. The
+// table of pins must be there. To make the trigger on it takes a moment without
+// writers; where there is none within lock_timeout, that is the error.
 func EnsureFunctions(ctx context.Context, conn *pgdb.Conn, schema string, tiers []PinTier) error {
 	missing, err := missingFunctions(ctx, conn, schema, tiers)
 	if err == nil && len(missing) > 0 {

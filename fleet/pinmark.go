@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 	"syscall"
 
 	"github.com/alkblobs/gc-agent/internal/pgdb"
@@ -101,19 +100,9 @@ func FileSeePinKeepersAway(path string) (*FileLease, bool, error) {
 	return l, ok, err
 }
 
-// FilePinKeeperPID returns, for people, the process that keeps the pins, or did so
-// last; it is empty where that can't be told.
-func FilePinKeeperPID(path string) string {
-	lockPath, err := pinMarkFile.pathOf(path)
-	if err != nil {
-		return ""
-	}
-	pid, err := os.ReadFile(lockPath)
-	if err != nil || len(pid) > len("1234567890\n") {
-		return ""
-	}
-	return strings.TrimSpace(string(pid))
-}
+// FilePinKeeperPID returns, for people, the process that keeps the pins of an SQLite
+// file, or did so last; it is false where that can't be told.
+func FilePinKeeperPID(path string) (pid int, ok bool) { return pinMarkFile.pid(path) }
 
 // Stands says whether the lock's file is still the one at its path. Where it was
 // removed, others lock another one.

@@ -74,8 +74,8 @@ func TestFilePinMark(t *testing.T) {
 			t.Errorf("%s: ok: %t, err = %v", name, ok, err)
 		}
 	}
-	if got, want := fleet.FilePinKeeperPID(path), strconv.Itoa(os.Getpid()); got != want {
-		t.Errorf("kept by %q, want %s", got, want)
+	if got, ok := fleet.FilePinKeeperPID(path); !ok || got != os.Getpid() {
+		t.Errorf("kept by %d, %t, want %d", got, ok, os.Getpid())
 	}
 	check(t, os.Remove(path+".gc-agent.pins"))
 	if keeper.Stands() {
